@@ -7,18 +7,20 @@ from typing import Any
 from scheduler_svc.core import integrity, suspension
 from scheduler_svc.core.admission import Acceptance, check, check_still_fits
 from scheduler_svc.core.batch.lookahead import lookahead
+from scheduler_svc.core.batch.pausing import num_paused_blocks
 from scheduler_svc.core.batch.planner import plan
 from scheduler_svc.core.faults.executor_loss import lose_executor, prove
 from scheduler_svc.core.listing import RequestRow, list_requests, slot_columns
 from scheduler_svc.core.observe.request_events import RequestEvent
-from scheduler_svc.core.observe.stats import CoreStats
+from scheduler_svc.core.observe.stats import HistogramSnapshot
 from scheduler_svc.core.output.output_processor import apply_result, finish_if_over
 from scheduler_svc.core.request.events import CoreEvents
 from scheduler_svc.core.request.geometry import ExecutorGeometry, Limits
 from scheduler_svc.core.request.options import CoreOptions
 from scheduler_svc.core.request.request import FinishReason, NewRequest, Request, RequestState
-from scheduler_svc.core.snapshot import core_stats
+from scheduler_svc.core.snapshot import core_histograms, core_stats
 from scheduler_svc.core.state.state import CoreState
+from tandem.admin.v1.stats_pb2 import GetStatsResponse as Stats
 from tandem.engine_config import EngineConfig
 from tandem.errors import InternalError, InvalidConfig, RequestNotFound, TandemError
 from tandem.link.batch import Batch, KvMode, Resume, StepResult, Suspend
@@ -67,6 +69,16 @@ class Scheduler:
     def num_requests(self) -> int:
         """Number of requests in the system; each choice counts."""
         return len(self._state.by_handle)
+
+    @property
+    def num_slots_in_use(self) -> int:
+        """Number of requests with a slot."""
+        return self._state.slots.num_running
+
+    @property
+    def num_paused_blocks(self) -> int:
+        """Number of blocks that paused requests hold; shared ones count once."""
+        return num_paused_blocks(self._state)
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -362,9 +374,13 @@ class Scheduler:
         """Return the contents of each live slot as sent, for comparison with the executor's."""
         return slot_columns(self._state)
 
-    def stats(self) -> CoreStats:
-        """Return a snapshot of the core's statistics."""
+    def stats(self) -> Stats:
+        """Return a snapshot of the statistics, without those of the service around the core."""
         return core_stats(self._state)
+
+    def histograms(self) -> dict[str, HistogramSnapshot]:
+        """Return copies of the core's histograms, by their names in the metrics."""
+        return core_histograms(self._state)
 
     def check_integrity(self) -> None:
         """

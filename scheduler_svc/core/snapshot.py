@@ -1,53 +1,43 @@
-"""Snapshot of the core's statistics."""
+"""Statistics and histograms of the core, as it tells them."""
 
 from __future__ import annotations
 
-from scheduler_svc.core.batch.pausing import num_paused_blocks
-from scheduler_svc.core.observe.stats import CoreStats
+from scheduler_svc.core.observe.stats import HistogramSnapshot
 from scheduler_svc.core.state.state import CoreState
+from tandem.admin.v1.stats_pb2 import GetStatsResponse as Stats
 
 
-def core_stats(state: CoreState) -> CoreStats:
-    """Return the statistics; the time taken does not grow with requests, except paused ones."""
-    counters = state.counters
-    return CoreStats(
-        num_running=state.slots.num_running + len(state.draining),
-        num_waiting=len(state.queue),
-        num_draining=len(state.draining),
-        used_blocks=state.pool.num_used,
-        cached_blocks=state.pool.num_cached,
-        free_blocks=state.pool.num_free,
-        total_blocks=state.pool.num_blocks,
-        block_size=state.limits.block_size,
-        accepted_requests=counters.accepted,
-        finished_requests=counters.finished,
-        failed_requests=counters.failed,
-        refused_requests=counters.refused,
-        refused_by_limit=dict(counters.refused_by_limit),
-        prefill_tokens=counters.prefill_tokens,
-        output_tokens=counters.output_tokens,
-        preemptions=counters.preemptions,
-        retractions=counters.retractions,
-        swapped_out_blocks=counters.swapped_out_blocks,
-        swapped_in_blocks=counters.swapped_in_blocks,
-        swap_fallbacks=counters.swap_fallbacks,
-        prefix_lookup_tokens=counters.prefix_lookup_tokens,
-        prefix_hit_tokens=counters.prefix_hit_tokens,
-        recomputed_tokens=counters.recomputed_tokens,
-        num_paused=len(state.paused),
-        paused_blocks=num_paused_blocks(state),
-        paused_budget_blocks=state.options.paused_budget_blocks,
-        num_swapped=state.host.num_copies,
-        host_blocks=state.host.num_blocks,
-        used_host_blocks=state.host.num_blocks - state.host.num_free,
+def core_stats(state: CoreState) -> Stats:
+    """Return the core's part of the statistics; the time taken does not grow with requests."""
+    pool, host, ttft_s, inter_token_s = state.pool, state.host, state.ttft_s, state.inter_token_s
+    return Stats(
+        **state.counters.by_field(),
+        running_requests=state.slots.num_running + len(state.draining),
+        waiting_requests=len(state.queue),
+        paused_requests=len(state.paused),
+        swapped_requests=host.num_copies,
+        suspected_requests=state.suspects.num_suspects,
         queued_tokens=state.queue.num_fresh_tokens,
-        new_token_ratio=state.ratio.at(counters.decode_steps),
-        steps=counters.steps,
+        used_blocks=pool.num_used,
+        cached_blocks=pool.num_cached,
+        free_blocks=pool.num_free,
+        total_blocks=pool.num_blocks,
+        token_usage=pool.usage,
+        block_size=state.limits.block_size,
+        host_blocks=host.num_blocks,
+        used_host_blocks=host.num_blocks - host.num_free,
         steps_in_flight=len(state.in_flight),
-        executor_deaths=counters.executor_deaths,
-        num_suspects=state.suspects.num_suspects,
-        poison_requests=counters.poison_requests,
-        out_of_memory_steps=counters.out_of_memory_steps,
-        ttft_s=state.ttft_s.snapshot(),
-        inter_token_s=state.inter_token_s.snapshot(),
+        new_token_ratio=state.ratio.at(state.counters.decode_steps),
+        first_tokens=sum(ttft_s.counts),
+        time_to_first_token_s=ttft_s.total,
+        next_tokens=sum(inter_token_s.counts),
+        inter_token_s=inter_token_s.total,
     )
+
+
+def core_histograms(state: CoreState) -> dict[str, HistogramSnapshot]:
+    """Return copies of the core's histograms, by their names in the metrics."""
+    return {
+        "time_to_first_token": state.ttft_s.snapshot(),
+        "inter_token": state.inter_token_s.snapshot(),
+    }

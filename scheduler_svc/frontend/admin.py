@@ -52,8 +52,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     ) -> stats_pb2.GetStatsResponse:
         """Return one snapshot of the service's stats."""
         del request, context
-        stats = decode_stats(await self._core.query("stats"))
-        return stats_pb2.GetStatsResponse(**msgspec.structs.asdict(stats))
+        return decode_stats(await self._core.query("stats"))
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:  # noqa: N802  # named by the proto
         """Stop admission, and wait until live requests have ended or the grace time is over."""

@@ -1,8 +1,14 @@
-"""Prometheus metrics of the core's snapshot. Every metric and its unit is listed here."""
+"""
+Prometheus metrics of the core's snapshot.
+
+Those of statistics that operators also get by GetStats are declared beside these, by the options
+`counter` and `gauge` in `tandem/admin/v1/stats.proto`; all others are listed here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client import Metric
 from prometheus_client.core import (
@@ -12,7 +18,9 @@ from prometheus_client.core import (
     InfoMetricFamily,
 )
 
-from scheduler_svc.ipc.snapshot import HistogramSnapshot, MetricsSnapshot, Stats
+from scheduler_svc.ipc.snapshot import HistogramSnapshot, MetricsSnapshot
+from tandem.admin.v1.stats_pb2 import GetStatsResponse as Stats
+from tandem.common.v1 import metric_pb2
 
 HISTOGRAMS = {
     "time_to_first_token": "From a request's arrival to its first output token.",
@@ -27,6 +35,12 @@ HISTOGRAMS = {
 }
 """Help text of the metric `tandem_<key>_seconds` by the snapshot's key."""
 
+# Generated stubs type an extension otherwise than the stubs of protobuf itself: hence Any.
+_FAMILIES: tuple[tuple[Any, type[CounterMetricFamily | GaugeMetricFamily]], ...] = (
+    (metric_pb2.counter, CounterMetricFamily),
+    (metric_pb2.gauge, GaugeMetricFamily),
+)
+
 
 class SnapshotMetrics:
     """Stand-in for a Prometheus registry that holds one snapshot."""
@@ -36,6 +50,7 @@ class SnapshotMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics of the snapshot."""
+        yield from _declared(self._snapshot.stats)
         yield from _gauges(self._snapshot)
         yield from _counters(self._snapshot)
         for key, text in HISTOGRAMS.items():
@@ -56,48 +71,27 @@ class SnapshotMetrics:
         return {"policy": self._snapshot.stats.schedule_policy} if is_by_policy else {}
 
 
+def _declared(stats: Stats) -> Iterator[Metric]:
+    """Yield the metrics of the fields that the proto marks as counters or gauges."""
+    for field in Stats.DESCRIPTOR.fields:
+        options = field.GetOptions()
+        for mark, family in _FAMILIES:
+            if options.HasExtension(mark):
+                metric: metric_pb2.Metric = options.Extensions[mark]
+                name = f"tandem_{metric.name or field.name}"
+                yield family(name, metric.help, value=float(getattr(stats, field.name)))
+
+
 def _gauges(snapshot: MetricsSnapshot) -> Iterator[Metric]:
-    stats = snapshot.stats
-    usage = stats.used_blocks / stats.total_blocks if stats.total_blocks else 0.0
-    gauges: tuple[tuple[str, str, float], ...] = (
-        ("requests_running", "Requests that hold a slot.", stats.running_requests),
-        ("requests_waiting", "Requests that wait for a place.", stats.waiting_requests),
-        ("kv_cache_usage_ratio", "Share of KV blocks owned by requests, 0 to 1.", usage),
-        ("kv_blocks", "All KV blocks.", stats.total_blocks),
-        ("kv_blocks_used", "KV blocks owned by requests.", stats.used_blocks),
-        ("kv_blocks_cached", "KV blocks kept for the prefix cache alone.", stats.cached_blocks),
-        ("host_blocks", "Blocks of host memory for swapped KV.", stats.host_blocks),
-        ("host_blocks_used", "Host blocks in use.", stats.used_host_blocks),
-        ("requests_paused", "Requests that wait for one more block.", stats.paused_requests),
-        ("requests_swapped", "Requests whose KV is in host memory.", stats.swapped_requests),
-        (
-            "queued_tokens",
-            "Uncached prompt tokens of requests that wait for the first time.",
-            stats.queued_tokens,
-        ),
-        (
-            "new_token_ratio",
-            "Share of max_tokens that running requests are expected to use.",
-            stats.new_token_ratio,
-        ),
-        (
-            "requests_suspected",
-            "Requests that executors may have died of; while there are any, the others wait.",
-            stats.suspected_requests,
-        ),
-        ("steps_in_flight", "Steps sent whose result is not applied.", stats.steps_in_flight),
-        ("executor_attached", "1 while an executor session is attached.", stats.executor_attached),
-        ("ready", "1 when a new request would be served at once.", snapshot.ready),
-        ("draining", "1 after Drain or SIGTERM.", stats.draining),
-        ("uptime_seconds", "Since the scheduler started.", stats.uptime_s),
-        (
-            "executor_device_memory_bytes",
-            "Device memory in use, as the executor last said.",
-            snapshot.device_memory_bytes,
-        ),
+    """Yield the gauges that the statistics lack."""
+    yield GaugeMetricFamily(
+        "tandem_ready", "1 when a new request would be served at once.", value=snapshot.ready
     )
-    for name, text, value in gauges:
-        yield GaugeMetricFamily(f"tandem_{name}", text, value=float(value))
+    yield GaugeMetricFamily(
+        "tandem_executor_device_memory_bytes",
+        "Device memory in use, as the executor last said.",
+        value=snapshot.device_memory_bytes,
+    )
 
 
 def _counters(snapshot: MetricsSnapshot) -> Iterator[Metric]:
@@ -132,89 +126,15 @@ def _counters(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     for limit, count in sorted(stats.refused_by_limit.items()):
         refusals.add_metric([limit], count)
     yield refusals
-    for name, text, value in (*_plain_counters(snapshot), *_executor_counters(snapshot.stats)):
-        yield CounterMetricFamily(f"tandem_{name}", text, value=value)
-
-
-def _plain_counters(snapshot: MetricsSnapshot) -> tuple[tuple[str, str, float], ...]:
-    stats = snapshot.stats
-    return (
-        (
-            "prefix_cache_lookup_tokens",
-            "Tokens that admitted requests looked for in the prefix cache.",
-            stats.prefix_cache_lookup_tokens,
-        ),
-        (
-            "prefix_cache_hit_tokens",
-            "Those of them that were found.",
-            stats.prefix_cache_hit_tokens,
-        ),
-        ("retractions", "Preemptions for lack of KV blocks.", stats.retractions),
-        ("swapped_out_blocks", "KV blocks copied to host memory.", stats.swapped_out_blocks),
-        ("swapped_in_blocks", "KV blocks copied back from there.", stats.swapped_in_blocks),
-        (
-            "swap_fallbacks",
-            "Preemptions by swapping that lacked host blocks and are recomputed.",
-            stats.swap_fallbacks,
-        ),
-        ("requests_accepted", "Requests accepted.", stats.accepted_requests),
-        ("preemptions", "Requests that lost their KV blocks and queued again.", stats.preemptions),
-        ("steps", "Steps whose result was applied.", stats.steps),
-        ("graph_steps", "Those of them that a captured graph computed.", stats.graph_steps),
-        (
-            "merged_updates",
-            "Updates merged because a frontend was slow.",
-            snapshot.merged_updates,
-        ),
-        (
-            "integrity_failures",
-            "Bookkeeping errors found while idle; any is a bug.",
-            snapshot.integrity_failures,
-        ),
+    yield CounterMetricFamily(
+        "tandem_merged_updates",
+        "Updates merged because a frontend was slow.",
+        value=snapshot.merged_updates,
     )
-
-
-def _executor_counters(stats: Stats) -> tuple[tuple[str, str, float], ...]:
-    """Return name, help and value of the counters about executors."""
-    return (
-        ("executor_sessions", "Executor sessions opened.", stats.executor_sessions),
-        (
-            "executor_reattachments",
-            "Broken step streams attached again with nothing lost.",
-            stats.executor_reattachments,
-        ),
-        ("executor_losses", "Executor sessions lost.", stats.executor_losses),
-        ("steps_sent_again", "Steps a broken stream did not deliver.", stats.steps_sent_again),
-        (
-            "recomputed_tokens",
-            "Tokens whose KV was lost with an executor and that are computed again.",
-            stats.recomputed_tokens,
-        ),
-        (
-            "state_hash_mismatches",
-            "Sessions lost because both ends held different slots; any is a bug.",
-            stats.state_hash_mismatches,
-        ),
-        (
-            "executor_deaths",
-            "Executors that died while they computed a step.",
-            stats.executor_deaths,
-        ),
-        (
-            "poison_requests",
-            "Requests that failed since executors die of them.",
-            stats.poison_requests,
-        ),
-        (
-            "out_of_memory_steps",
-            "Steps that executors had no memory for; steps are smaller after each.",
-            stats.out_of_memory_steps,
-        ),
-        (
-            "executor_fencings",
-            "Sessions lost to another scheduler.",
-            stats.executor_fencings,
-        ),
+    yield CounterMetricFamily(
+        "tandem_integrity_failures",
+        "Bookkeeping errors found while idle; any is a bug.",
+        value=snapshot.integrity_failures,
     )
 
 

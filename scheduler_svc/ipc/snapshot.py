@@ -1,5 +1,6 @@
 """
-Arguments and answers of a `Query`, by its kind; each travels as JSON inside the message.
+Arguments and answers of a `Query`, by its kind; each travels as JSON inside the message. Statistics
+are the very `tandem.admin.v1.GetStatsResponse` that operators get, its bytes as base64 in a string.
 
     kind       argument          result
     "abort"    AbortArgument     AbortResult      error RequestNotFound
@@ -19,7 +20,12 @@ Unknown keys are ignored, so that a newer core can add some. Counters count sinc
 
 from __future__ import annotations
 
+import base64
+from typing import Any
+
 import msgspec
+
+from tandem.admin.v1.stats_pb2 import GetStatsResponse as Stats
 
 SUSPEND_WAIT_S = 300.0
 """Longest time "suspend" and "resume" wait for the executor to move its KV memory."""
@@ -156,71 +162,6 @@ class ConfigSnapshot(msgspec.Struct, frozen=True):
     entries: tuple[ConfigEntry, ...]
 
 
-class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of `tandem.admin.v1.GetStatsResponse`, by the same names and meanings."""
-
-    running_requests: int = 0
-    waiting_requests: int = 0
-    used_blocks: int = 0
-    free_blocks: int = 0
-    total_blocks: int = 0
-    block_size: int = 0
-    accepted_requests: int = 0
-    finished_requests: int = 0
-    failed_requests: int = 0
-    refused_requests: int = 0
-    prefill_tokens: int = 0
-    output_tokens: int = 0
-    preemptions: int = 0
-    steps: int = 0
-    steps_in_flight: int = 0
-    executor_attached: bool = False
-    draining: bool = False
-    uptime_s: float = 0.0
-    cached_blocks: int = 0
-    token_usage: float = 0.0
-    prefix_cache_lookup_tokens: int = 0
-    prefix_cache_hit_tokens: int = 0
-    retractions: int = 0
-    paused_requests: int = 0
-    swapped_requests: int = 0
-    new_token_ratio: float = 0.0
-    host_blocks: int = 0
-    used_host_blocks: int = 0
-    refused_by_limit: dict[str, int] = {}
-    queued_tokens: int = 0
-    schedule_s: float = 0.0
-    schedule_policy: str = ""
-    suspended: bool = False
-    swapped_out_blocks: int = 0
-    swapped_in_blocks: int = 0
-    swap_fallbacks: int = 0
-    executor_sessions: int = 0
-    executor_reattachments: int = 0
-    executor_losses: int = 0
-    steps_sent_again: int = 0
-    recomputed_tokens: int = 0
-    state_hash_mismatches: int = 0
-    executor_fencings: int = 0
-    executor_address: str = ""
-    executor_refusal: str = ""
-    executor_deaths: int = 0
-    suspected_requests: int = 0
-    poison_requests: int = 0
-    graph_steps: int = 0
-    executor_queued_s: float = 0.0
-    executor_forward_s: float = 0.0
-    executor_sample_s: float = 0.0
-    out_of_memory_steps: int = 0
-    first_tokens: int = 0
-    time_to_first_token_s: float = 0.0
-    next_tokens: int = 0
-    inter_token_s: float = 0.0
-    model: str = ""
-    dtype: str = ""
-    max_model_len: int = 0
-
-
 class HistogramSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """
     Histogram with cumulative buckets, as in Prometheus.
@@ -273,12 +214,23 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     model_fingerprint: str = ""
 
 
-encode_json = msgspec.json.Encoder().encode
+def _bytes_of(value: Any) -> bytes:
+    """Return the bytes of a statistics message, which msgspec writes in base64."""
+    if isinstance(value, Stats):
+        return value.SerializeToString()
+    raise NotImplementedError(f"{type(value).__name__} is no answer to a query")
+
+
+def _stats_of(_kind: type, text: str) -> Stats:
+    """Return the statistics message that `_bytes_of` took apart."""
+    return Stats.FromString(base64.b64decode(text))
+
+
+encode_json = msgspec.json.Encoder(enc_hook=_bytes_of).encode
 decode_abort_argument = msgspec.json.Decoder(AbortArgument).decode
 decode_drain_argument = msgspec.json.Decoder(DrainArgument).decode
 decode_drain_result = msgspec.json.Decoder(DrainResult).decode
 decode_config = msgspec.json.Decoder(ConfigSnapshot).decode
-decode_stats = msgspec.json.Decoder(Stats).decode
 decode_list_argument = msgspec.json.Decoder(ListArgument).decode
 decode_request_list = msgspec.json.Decoder(RequestList).decode
 decode_events_argument = msgspec.json.Decoder(EventsArgument).decode
@@ -287,4 +239,5 @@ decode_flush_result = msgspec.json.Decoder(FlushResult).decode
 decode_suspend_argument = msgspec.json.Decoder(SuspendArgument).decode
 decode_suspend_result = msgspec.json.Decoder(SuspendResult).decode
 decode_executor = msgspec.json.Decoder(ExecutorInUse).decode
-decode_metrics = msgspec.json.Decoder(MetricsSnapshot).decode
+decode_stats = msgspec.json.Decoder(Stats, dec_hook=_stats_of).decode
+decode_metrics = msgspec.json.Decoder(MetricsSnapshot, dec_hook=_stats_of).decode

@@ -29,12 +29,13 @@ from scheduler_svc.service.executor_fate import ExecutorFate
 from scheduler_svc.service.intake import Intake
 from scheduler_svc.service.observe.metrics import CoreMetrics
 from scheduler_svc.service.observe.queries import Queries
-from scheduler_svc.service.observe.step_lines import StepLines
+from scheduler_svc.service.observe.step_lines import Load, StepLines
 from scheduler_svc.service.publisher import RETRY_S, Publisher
 from scheduler_svc.service.queue_positions import QueuePositions
 from scheduler_svc.service.service_state import ServiceState
 from scheduler_svc.service.turns import LoopTurns
 from scheduler_svc.service.wakeup import Wakeup
+from tandem.engine_config import EngineConfig
 from tandem.errors import InternalError, SessionLost
 from tandem.link.batch import StepResult
 from tandem.process.telemetry import log_worded
@@ -115,6 +116,7 @@ class CoreLoop:
             queries=self._queries,
         )
         self._step_lines = StepLines(settings.logging_step_interval)
+        self._paused_budget_blocks = settings.core_options().paused_budget_blocks
         self._flush_until_s: float | None = None
         """Time until which frontends may take their last messages; None until the loop stops."""
         self._is_running = True
@@ -216,9 +218,17 @@ class CoreLoop:
         if result.step_id == self._state.command_step:
             self._state.command_step = None
         self._metrics.count_step(result, session.last_step_s)
-        line = self._step_lines.line(command, result, core.stats, limits.max_batch_size)
+        line = self._step_lines.line(command, result, lambda: self._load(core, limits))
         if line is not None:
             log_worded(_log, line.event, line.values, line.text)
+
+    def _load(self, core: Scheduler, limits: EngineConfig) -> Load:
+        return Load(
+            stats=core.stats(),
+            max_requests=limits.max_batch_size,
+            paused_blocks=core.num_paused_blocks,
+            paused_budget_blocks=self._paused_budget_blocks,
+        )
 
     def _plan(self, core: Scheduler, now: float) -> None:
         core.expire(now)

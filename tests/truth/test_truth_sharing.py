@@ -236,7 +236,7 @@ class TestSharedPrefixes:
             compare(comparison, alone(request), found[handle], f"{handle}")
         stats = shared.core.stats()
         assert stats.preemptions > 0
-        assert stats.prefix_hit_tokens > 0
+        assert stats.prefix_cache_hit_tokens > 0
         comparison.assert_not_vacuous()
 
 

@@ -319,8 +319,7 @@ class InferenceEngine:
     def get_memory_stats(self) -> MemoryStats:
         """Return the numbers of KV blocks; `str()` of the result is one line."""
         with self._lock:
-            stats = self._core.stats()
-        return MemoryStats.of(stats)
+            return MemoryStats.of(self._core.stats(), self._core.num_slots_in_use)
 
     def get_metrics(self) -> EngineMetrics:
         """Return the counts since the engine was created."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from scheduler_svc.core.observe.stats import CoreStats
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.request.request import RequestState as CoreState
+from tandem.admin.v1.stats_pb2 import GetStatsResponse as Stats
 from tandem.link.logprobs import TokenLogprob
 from tandem_embedded.errors import EngineError
 from tandem_embedded.params import GenerationParams
@@ -200,13 +200,13 @@ class MemoryStats:
     num_sequences: int
 
     @classmethod
-    def of(cls, stats: CoreStats) -> MemoryStats:
+    def of(cls, stats: Stats, num_sequences: int) -> MemoryStats:
         """Return the memory statistics in a core's statistics."""
         return cls(
             total_blocks=stats.total_blocks,
             used_blocks=stats.used_blocks,
             free_blocks=stats.free_blocks + stats.cached_blocks,
-            num_sequences=stats.num_running - stats.num_draining,
+            num_sequences=num_sequences,
         )
 
     @property
@@ -239,14 +239,14 @@ class EngineMetrics:
     steps: int
 
     @classmethod
-    def of(cls, stats: CoreStats, num_requests: int) -> EngineMetrics:
+    def of(cls, stats: Stats, num_requests: int) -> EngineMetrics:
         """Return the metrics in a core's statistics."""
         return cls(
             total_requests=stats.accepted_requests,
             completed_requests=stats.finished_requests,
             failed_requests=stats.failed_requests,
             total_tokens_generated=stats.output_tokens,
-            memory_utilization=stats.used_blocks / stats.total_blocks,
+            memory_utilization=stats.token_usage,
             active_sequences=num_requests,
             preemptions=stats.preemptions,
             steps=stats.steps,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,6 +14,7 @@ import grpc
 from tandem.admin.v1 import admin_service_pb2 as admin
 from tandem.admin.v1 import admin_service_pb2_grpc as admin_grpc
 from tandem.admin.v1 import requests_pb2
+from tandem.admin.v1.stats_pb2 import GetStatsResponse
 from tandem.status import from_rpc_error
 from tandem_client.admin_requests import (
     KvMode,
@@ -28,71 +29,8 @@ from tandem_client.client import call_with_retry
 from tandem_client.profile import Profile, ProfileProgress, collect, request_of
 from tandem_client.retry import RetryPolicy, UnaryRetries
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
-    """One snapshot of the scheduler core; see tandem.admin.v1.GetStatsResponse."""
-
-    running_requests: int
-    waiting_requests: int
-    used_blocks: int
-    free_blocks: int
-    total_blocks: int
-    block_size: int
-    accepted_requests: int
-    finished_requests: int
-    failed_requests: int
-    refused_requests: int
-    prefill_tokens: int
-    output_tokens: int
-    preemptions: int
-    steps: int
-    steps_in_flight: int
-    executor_attached: bool
-    draining: bool
-    uptime_s: float
-    cached_blocks: int
-    token_usage: float
-    prefix_cache_lookup_tokens: int
-    prefix_cache_hit_tokens: int
-    retractions: int
-    paused_requests: int
-    swapped_requests: int
-    new_token_ratio: float
-    host_blocks: int
-    used_host_blocks: int
-    refused_by_limit: dict[str, int]
-    queued_tokens: int
-    schedule_s: float
-    schedule_policy: str
-    suspended: bool
-    swapped_out_blocks: int
-    swapped_in_blocks: int
-    swap_fallbacks: int
-    executor_sessions: int
-    executor_reattachments: int
-    executor_losses: int
-    steps_sent_again: int
-    recomputed_tokens: int
-    state_hash_mismatches: int
-    executor_fencings: int
-    executor_address: str
-    executor_refusal: str
-    executor_deaths: int
-    suspected_requests: int
-    poison_requests: int
-    graph_steps: int
-    executor_queued_s: float
-    executor_forward_s: float
-    executor_sample_s: float
-    out_of_memory_steps: int
-    first_tokens: int
-    time_to_first_token_s: float
-    next_tokens: int
-    inter_token_s: float
-    model: str
-    dtype: str
-    max_model_len: int
+Stats = GetStatsResponse
+"""One snapshot of a server: every field of the message, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +69,8 @@ class AdminClient:
 
     def stats(self, *, deadline_s: float | None = None) -> Stats:
         """Return one consistent snapshot of the counters; the call is cheap and safe to poll."""
-        answer = self._unary(self._stub.GetStats, admin.GetStatsRequest(), deadline_s)
-        values = {field.name: getattr(answer, field.name) for field in fields(Stats)}
-        return Stats(**(values | {"refused_by_limit": dict(answer.refused_by_limit)}))
+        stats: Stats = self._unary(self._stub.GetStats, admin.GetStatsRequest(), deadline_s)
+        return stats
 
     def drain(self, grace_s: float | None = None, *, deadline_s: float | None = None) -> int:
         """

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.observe.stats import CoreStats
 from scheduler_svc.core.request.events import CoreEvents, Ended
 from scheduler_svc.core.request.request import FinishReason
+from tandem.admin.v1.stats_pb2 import GetStatsResponse as Stats
 from tandem.errors import InternalError
 from tandem.link.batch import Admission, Int32Column
 from tandem_simulator.executor.executor_model import ModelledWork
@@ -126,15 +126,15 @@ class Recorder:
         self._step_start_s.append(start_s)
         self._step_s.append(step_s)
 
-    def sample(self, stats: CoreStats, now: float) -> None:
+    def sample(self, stats: Stats, now: float) -> None:
         """Record the core's state."""
         self.samples.append(
             Sample(
                 now,
                 stats.used_blocks,
                 stats.total_blocks - stats.used_blocks - stats.free_blocks,
-                stats.num_running,
-                stats.num_waiting,
+                stats.running_requests,
+                stats.waiting_requests,
             )
         )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +68,17 @@ class HistogramSnapshot:
     total: float
 
 
+_FIELDS = {
+    "accepted": "accepted_requests",
+    "finished": "finished_requests",
+    "failed": "failed_requests",
+    "refused": "refused_requests",
+    "prefix_lookup_tokens": "prefix_cache_lookup_tokens",
+    "prefix_hit_tokens": "prefix_cache_hit_tokens",
+}
+"""Fields of tandem.admin.v1.GetStatsResponse that have another name than their counter."""
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Counters:
     """Numbers that only grow; see tandem.admin.v1.GetStatsResponse for what each counts."""
@@ -98,66 +110,10 @@ class Counters:
         if limit is not None:
             self.refused_by_limit[limit] += 1
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoreStats:
-    """
-    Snapshot of the core's numbers. Counters count since the core was made.
-
-    `num_running` counts prefill, decode, paused and draining requests, `num_waiting` the others.
-    Used, cached and free blocks add up to `total_blocks`. `retractions` are the preemptions for
-    want of blocks, `swap_fallbacks` those that are recomputed for want of host blocks.
-    `prefix_lookup_tokens` are all tokens of requests when they are admitted, `prefix_hit_tokens`
-    those of them found in the prefix cache or shared with another choice. `recomputed_tokens` are
-    the tokens of prompts and outputs that lost their KV with the executor while their requests ran.
-    `paused_blocks` are held by paused requests, which may keep `paused_budget_blocks`.
-    `num_swapped` requests have a copy of their KV in host memory. `queued_tokens` are the uncached
-    prompt tokens of requests that wait for the first time.
-
-    `executor_deaths` counts executors known to have died or failed in a step for another reason
-    than want of memory, `num_suspects` the requests suspected of that now, and `poison_requests`
-    those that failed for it. `out_of_memory_steps` counts steps that failed for want of memory.
-
-    Histograms are in seconds: from arrival to the first token, and between successive tokens of a
-    request.
-    """
-
-    num_running: int
-    num_waiting: int
-    num_draining: int
-    used_blocks: int
-    cached_blocks: int
-    free_blocks: int
-    total_blocks: int
-    block_size: int
-    accepted_requests: int
-    finished_requests: int
-    failed_requests: int
-    refused_requests: int
-    refused_by_limit: dict[str, int]
-    prefill_tokens: int
-    output_tokens: int
-    preemptions: int
-    retractions: int
-    swapped_out_blocks: int
-    swapped_in_blocks: int
-    swap_fallbacks: int
-    prefix_lookup_tokens: int
-    prefix_hit_tokens: int
-    recomputed_tokens: int
-    num_paused: int
-    paused_blocks: int
-    paused_budget_blocks: int
-    num_swapped: int
-    host_blocks: int
-    used_host_blocks: int
-    queued_tokens: int
-    new_token_ratio: float
-    steps: int
-    steps_in_flight: int
-    executor_deaths: int
-    num_suspects: int
-    poison_requests: int
-    out_of_memory_steps: int
-    ttft_s: HistogramSnapshot
-    inter_token_s: HistogramSnapshot
+    def by_field(self) -> dict[str, Any]:
+        """Return a copy of the counters by their fields of the message, for its constructor."""
+        return {
+            _FIELDS.get(field.name, field.name): getattr(self, field.name)
+            for field in fields(self)
+            if field.name != "decode_steps"
+        }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Mapping
 from itertools import accumulate
 
-from scheduler_svc.core.observe.stats import CoreStats, Histogram
+from scheduler_svc.core.observe.stats import Histogram
 from scheduler_svc.core.observe.stats import HistogramSnapshot as CoreHistogram
 from scheduler_svc.core.request.events import CoreEvents
 from scheduler_svc.ipc.snapshot import HistogramSnapshot
@@ -74,12 +75,10 @@ class CoreMetrics:
         """Count the time that planning one step took."""
         self._observe("schedule_time", seconds)
 
-    def histograms(self, core: CoreStats | None) -> dict[str, HistogramSnapshot]:
-        """Return all histograms by name, with those of the core if it exists."""
-        snapshots = {name: one.snapshot() for name, one in self._histograms.items()}
-        if core is not None:
-            snapshots["time_to_first_token"] = core.ttft_s
-            snapshots["inter_token"] = core.inter_token_s
+    def histograms(self, of_core: Mapping[str, CoreHistogram]) -> dict[str, HistogramSnapshot]:
+        """Return these histograms and those of the core, by name."""
+        own = {name: one.snapshot() for name, one in self._histograms.items()}
+        snapshots = {**own, **of_core}
         return {name: _cumulative(one) for name, one in snapshots.items()}
 
     def _observe(self, name: str, seconds: float) -> None:

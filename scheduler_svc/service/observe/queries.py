@@ -9,7 +9,6 @@ import msgspec
 import structlog
 
 from scheduler_svc.config.settings import LoadedSettings
-from scheduler_svc.core.observe.stats import CoreStats
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.executor_client.session import ExecutorSession
 from scheduler_svc.ipc.messages import Query, Reply
@@ -22,7 +21,6 @@ from scheduler_svc.ipc.snapshot import (
     FlushResult,
     MetricsSnapshot,
     RequestList,
-    Stats,
     SuspendResult,
     decode_abort_argument,
     decode_drain_argument,
@@ -36,6 +34,7 @@ from scheduler_svc.service.observe.metrics import CoreMetrics
 from scheduler_svc.service.observe.request_views import event_list, request_list
 from scheduler_svc.service.publisher import Publisher, refusal
 from scheduler_svc.service.service_state import ServiceState
+from tandem.admin.v1.stats_pb2 import GetStatsResponse as Stats
 from tandem.errors import (
     EventsNotTracked,
     ExecutorLost,
@@ -87,8 +86,8 @@ class Queries:
         self._publisher = publisher
         self._drain = drain
         self._waiting: list[_Waiting] = []
-        self._answers: dict[str, Callable[[bytes, float], msgspec.Struct]] = {
-            "stats": lambda _, now: self._stats(self._core_stats(), now),
+        self._answers: dict[str, Callable[[bytes, float], msgspec.Struct | Stats]] = {
+            "stats": lambda _, now: self._stats(now),
             "metrics": lambda _, now: self._metrics_snapshot(now),
             "config": lambda _argument, _now: self._loaded.in_force(self._state.limits),
             "abort": self._abort,
@@ -230,93 +229,44 @@ class Queries:
             raise NoExecutor("no executor is attached that could be asked: try again later")
         return ExecutorInUse(self._session.address, description.features)
 
-    def _core_stats(self) -> CoreStats | None:
-        return None if self._state.core is None else self._state.core.stats()
-
-    def _service_stats(self, now: float) -> Stats:
-        """Return the stats that need no core."""
-        refused, counts = self._metrics.refused_by_reason.total(), self._session.counts
-        model = self._state.model
-        return Stats(
-            model="" if model is None else model.name,
-            dtype="" if model is None else model.dtype,
-            max_model_len=0 if model is None else model.max_model_len,
-            refused_requests=refused,
-            executor_attached=self._session.is_attached,
-            draining=self._state.draining,
-            suspended=self._state.is_suspended,
-            uptime_s=now - self._state.started_s,
-            schedule_policy=self._loaded.settings.core_options().schedule_policy.value,
-            executor_sessions=counts.sessions,
-            executor_reattachments=counts.reattachments,
-            executor_losses=counts.losses,
-            steps_sent_again=counts.steps_sent_again,
-            state_hash_mismatches=counts.state_hash_mismatches,
-            executor_fencings=counts.fencings,
-            executor_address=self._session.address,
-            executor_refusal=self._session.refusals.text,
-            graph_steps=self._metrics.graph_steps,
-            executor_queued_s=self._metrics.sum_s("executor_queue_time"),
-            executor_forward_s=self._metrics.sum_s("executor_forward_time"),
-            executor_sample_s=self._metrics.sum_s("executor_sample_time"),
-        )
-
-    def _stats(self, core: CoreStats | None, now: float) -> Stats:
-        service = self._service_stats(now)
-        if core is None:
-            return service
-        return msgspec.structs.replace(
-            service,
-            running_requests=core.num_running,
-            waiting_requests=core.num_waiting,
-            used_blocks=core.used_blocks,
-            free_blocks=core.free_blocks,
-            total_blocks=core.total_blocks,
-            block_size=core.block_size,
-            accepted_requests=core.accepted_requests,
-            finished_requests=core.finished_requests,
-            failed_requests=core.failed_requests,
-            prefill_tokens=core.prefill_tokens,
-            output_tokens=core.output_tokens,
-            preemptions=core.preemptions,
-            steps=core.steps,
-            steps_in_flight=core.steps_in_flight,
-            cached_blocks=core.cached_blocks,
-            token_usage=core.used_blocks / core.total_blocks,
-            prefix_cache_lookup_tokens=core.prefix_lookup_tokens,
-            prefix_cache_hit_tokens=core.prefix_hit_tokens,
-            retractions=core.retractions,
-            paused_requests=core.num_paused,
-            swapped_requests=core.num_swapped,
-            host_blocks=core.host_blocks,
-            used_host_blocks=core.used_host_blocks,
-            swapped_out_blocks=core.swapped_out_blocks,
-            swapped_in_blocks=core.swapped_in_blocks,
-            swap_fallbacks=core.swap_fallbacks,
-            recomputed_tokens=core.recomputed_tokens,
-            executor_deaths=core.executor_deaths,
-            suspected_requests=core.num_suspects,
-            poison_requests=core.poison_requests,
-            out_of_memory_steps=core.out_of_memory_steps,
-            queued_tokens=core.queued_tokens,
-            new_token_ratio=core.new_token_ratio,
-            refused_by_limit=core.refused_by_limit,
-            schedule_s=self._metrics.sum_s("schedule_time"),
-            first_tokens=sum(core.ttft_s.counts),
-            time_to_first_token_s=core.ttft_s.total,
-            next_tokens=sum(core.inter_token_s.counts),
-            inter_token_s=core.inter_token_s.total,
-        )
+    def _stats(self, now: float) -> Stats:
+        """Return the statistics of the core, if there is one yet, with those of the service."""
+        core, model, counts = self._state.core, self._state.model, self._session.counts
+        stats = Stats() if core is None else core.stats()
+        stats.refused_requests = self._metrics.refused_by_reason.total()
+        stats.executor_attached = self._session.is_attached
+        stats.draining = self._state.draining
+        stats.suspended = self._state.is_suspended
+        stats.uptime_s = now - self._state.started_s
+        stats.schedule_policy = self._loaded.settings.core_options().schedule_policy.value
+        stats.schedule_s = self._metrics.sum_s("schedule_time")
+        stats.executor_sessions = counts.sessions
+        stats.executor_reattachments = counts.reattachments
+        stats.executor_losses = counts.losses
+        stats.steps_sent_again = counts.steps_sent_again
+        stats.state_hash_mismatches = counts.state_hash_mismatches
+        stats.executor_fencings = counts.fencings
+        stats.executor_address = self._session.address
+        stats.executor_refusal = self._session.refusals.text
+        stats.graph_steps = self._metrics.graph_steps
+        stats.executor_queued_s = self._metrics.sum_s("executor_queue_time")
+        stats.executor_forward_s = self._metrics.sum_s("executor_forward_time")
+        stats.executor_sample_s = self._metrics.sum_s("executor_sample_time")
+        if model is not None:
+            stats.model = model.name
+            stats.dtype = model.dtype
+            stats.max_model_len = model.max_model_len
+        return stats
 
     def _metrics_snapshot(self, now: float) -> MetricsSnapshot:
-        core, metrics, model = self._core_stats(), self._metrics, self._state.model
+        core, metrics, model = self._state.core, self._metrics, self._state.model
         return MetricsSnapshot(
-            stats=self._stats(core, now),
+            stats=self._stats(now),
             ready=self._state.availability.ready,
             finished_by_reason=dict(metrics.finished_by_reason),
             failed_by_reason=dict(metrics.failed_by_reason),
             refused_by_reason=dict(metrics.refused_by_reason),
-            histograms=metrics.histograms(core),
+            histograms=metrics.histograms({} if core is None else core.histograms()),
             prompt_tokens=metrics.prompt_tokens,
             cached_prompt_tokens=metrics.cached_prompt_tokens,
             merged_updates=self._publisher.num_merged,
@@ -327,5 +277,5 @@ class Queries:
         )
 
 
-def _reply(query_id: int, result: msgspec.Struct) -> Reply:
+def _reply(query_id: int, result: msgspec.Struct | Stats) -> Reply:
     return Reply(query_id=query_id, result=encode_json(result), error=None)

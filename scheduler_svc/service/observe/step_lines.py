@@ -9,12 +9,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from scheduler_svc.core.observe.stats import CoreStats
 from scheduler_svc.core.request.events import LogLine
+from tandem.admin.v1.stats_pb2 import GetStatsResponse as Stats
 from tandem.link.batch import Batch, Command, StepResult
 
 _GB = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """
+    Load of the core after a step.
+
+    Attributes:
+        stats: The core's statistics.
+        max_requests: Most requests that may run at once.
+        paused_blocks: Blocks that paused requests hold.
+        paused_budget_blocks: Blocks that they may keep.
+    """
+
+    stats: Stats
+    max_requests: int
+    paused_blocks: int
+    paused_budget_blocks: int
 
 
 class StepLines:
@@ -33,11 +52,7 @@ class StepLines:
         self._num_steps = 0
 
     def line(
-        self,
-        command: Command,
-        result: StepResult,
-        stats: Callable[[], CoreStats],
-        max_requests: int,
+        self, command: Command, result: StepResult, load: Callable[[], Load]
     ) -> LogLine | None:
         """
         Count a step and return the line that is due after it, or None.
@@ -45,31 +60,19 @@ class StepLines:
         Args:
             command: Batch or command of the step.
             result: Result of the step.
-            stats: Returns the core's stats after the result was applied; called only if a line is
+            load: Returns the core's load after the result was applied; called only if a line is
                 due.
-            max_requests: Most requests that may run at once.
         """
         self._num_steps += 1
         if not self._interval or self._num_steps % self._interval:
             return None
         return step_line(
-            command,
-            result,
-            stats(),
-            step=self._num_steps,
-            time_of_day=self._time_of_day(),
-            max_requests=max_requests,
+            command, result, load(), step=self._num_steps, time_of_day=self._time_of_day()
         )
 
 
 def step_line(
-    command: Command,
-    result: StepResult,
-    stats: CoreStats,
-    *,
-    step: int,
-    time_of_day: str,
-    max_requests: int,
+    command: Command, result: StepResult, load: Load, *, step: int, time_of_day: str
 ) -> LogLine:
     """
     Return the log line of one step.
@@ -80,31 +83,32 @@ def step_line(
     since the start. Of blocks, a are in use, and p are held by paused requests, beside the number
     that these may keep.
     """
-    timings = result.timings
+    timings, stats, max_requests = result.timings, load.stats, load.max_requests
+    num_active = stats.running_requests - stats.paused_requests
     step_ms = (timings.total_ns - timings.queued_ns) / 1e6
     blocks = f"a {stats.used_blocks}/{stats.total_blocks}"
     text = (
         f"* rank 0 | step {step} | {time_of_day} ... time: {step_ms:.3f} ms "
         f"[{_shape(command, result)}] ... "
-        f"reqs: a {stats.num_running - stats.num_paused}/{max_requests}, p {stats.num_paused}, "
-        f"w {stats.num_waiting}, f {stats.finished_requests}, e {stats.preemptions} ... "
-        f"blocks: {blocks}, p {stats.paused_blocks}/{stats.paused_budget_blocks} ... "
+        f"reqs: a {num_active}/{max_requests}, p {stats.paused_requests}, "
+        f"w {stats.waiting_requests}, f {stats.finished_requests}, e {stats.preemptions} ... "
+        f"blocks: {blocks}, p {load.paused_blocks}/{load.paused_budget_blocks} ... "
         f"mem: {result.device_memory_bytes / _GB:.1f} gb"
     )
     values = {
         "step": step,
         "step_ms": round(step_ms, 3),
         "shape": _shape(command, result),
-        "active_requests": stats.num_running - stats.num_paused,
+        "active_requests": num_active,
         "max_requests": max_requests,
-        "paused_requests": stats.num_paused,
-        "waiting_requests": stats.num_waiting,
+        "paused_requests": stats.paused_requests,
+        "waiting_requests": stats.waiting_requests,
         "finished_requests": stats.finished_requests,
         "preemptions": stats.preemptions,
         "used_blocks": stats.used_blocks,
         "total_blocks": stats.total_blocks,
-        "paused_blocks": stats.paused_blocks,
-        "paused_budget_blocks": stats.paused_budget_blocks,
+        "paused_blocks": load.paused_blocks,
+        "paused_budget_blocks": load.paused_budget_blocks,
         "used_host_blocks": stats.used_host_blocks,
         "host_blocks": stats.host_blocks,
         "device_memory_bytes": result.device_memory_bytes,

@@ -22,7 +22,7 @@ class BatchRules:
         self.state = core._state
         self.options, self.limits = self.state.options, self.state.limits
         aged_s = AGED_AFTER * self.options.ageing_s
-        self.is_trial = core.stats().num_suspects > 0
+        self.is_trial = core.stats().suspected_requests > 0
         self.num_in_flight = core.num_inflight
         self.aged = [
             request

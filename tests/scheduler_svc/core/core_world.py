@@ -339,9 +339,12 @@ class CoreWorld:
         times = [times for times in rig.token_times.values() if times]
         waits = [t[0] - rig.submitted[h].arrival_s for h, t in rig.token_times.items() if t]
         gaps = [late - soon for one in times for soon, late in pairwise(one)]
-        for histogram, values in ((stats.ttft_s, waits), (stats.inter_token_s, gaps)):
-            assert len(values) == sum(histogram.counts)
-            assert sum(values) == pytest.approx(histogram.total)
+        assert (len(waits), len(gaps)) == (stats.first_tokens, stats.next_tokens)
+        assert sum(waits) == pytest.approx(stats.time_to_first_token_s)
+        assert sum(gaps) == pytest.approx(stats.inter_token_s)
+        histograms = rig.core.histograms()
+        assert len(waits) == sum(histograms["time_to_first_token"].counts)
+        assert len(gaps) == sum(histograms["inter_token"].counts)
 
     def _check_events(self) -> None:
         """Check that each request's events tell its life: in time, a token each, and its end."""

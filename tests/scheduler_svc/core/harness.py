@@ -384,7 +384,7 @@ class Rig:
             self.deaths.check_forgiven(self.core)
             stats = self.core.stats()
             num_live = len(self.core._state.by_handle)
-            assert num_live == stats.num_running + stats.num_waiting
+            assert num_live == stats.running_requests + stats.waiting_requests
             num_blocks = stats.used_blocks + stats.cached_blocks + stats.free_blocks
             assert stats.total_blocks == num_blocks
             held = [copy.blocks for copy in self.core._state.host._copies.values()]

@@ -138,7 +138,11 @@ class TestCapacity:
             with pytest.raises(PromptTooLong):
                 rig.submit(prompt_len=100)
         stats = rig.core.stats()
-        assert (3, 0, 0) == (stats.refused_requests, stats.accepted_requests, stats.num_waiting)
+        assert (3, 0, 0) == (
+            stats.refused_requests,
+            stats.accepted_requests,
+            stats.waiting_requests,
+        )
         rig.core.check_integrity()
 
     def test_handles_are_unique(self):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -393,9 +391,14 @@ def _try_submit(rig: Rig, **request) -> TandemError | None:
 
 
 def _without_refusals(rig: Rig) -> dict[str, object]:
-    stats = asdict(rig.core.stats())
-    del stats["refused_requests"], stats["refused_by_limit"]
-    return stats | {"waiting": rig.core.waiting_handles(), "ids": set(rig.core._state.by_id)}
+    stats = rig.core.stats()
+    stats.ClearField("refused_requests")
+    stats.ClearField("refused_by_limit")
+    return {
+        "stats": stats,
+        "waiting": rig.core.waiting_handles(),
+        "ids": set(rig.core._state.by_id),
+    }
 
 
 class TestRetryAdvice:

@@ -128,7 +128,7 @@ class TestSuspension:
         rig.core.suspend(KvMode.RECOMPUTE, rig.now)
         rig.settle()
         stats = rig.core.stats()
-        assert (stats.num_running, stats.used_blocks, stats.cached_blocks) == (0, 0, 0)
+        assert (stats.running_requests, stats.used_blocks, stats.cached_blocks) == (0, 0, 0)
         assert rig.core.waiting_handles() == sorted(rig.core.waiting_handles())
 
     def test_persist_and_offload_keep_every_block(self):

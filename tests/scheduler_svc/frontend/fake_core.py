@@ -32,9 +32,10 @@ from scheduler_svc.ipc.messages import (
     decode_from_frontend,
     encode,
 )
-from scheduler_svc.ipc.snapshot import Stats, encode_json
+from scheduler_svc.ipc.snapshot import encode_json
 from scheduler_svc.ipc.sockets import connect_frontend
 from scheduler_svc.process.frontend_settings import FrontendSettings
+from tandem.admin.v1.stats_pb2 import GetStatsResponse
 from tandem.errors import TandemError
 from tandem.sampling_params import SamplingParams
 
@@ -59,7 +60,7 @@ class FakeCore:
         self.submits: asyncio.Queue[Submit] = asyncio.Queue()
         self.ends: asyncio.Queue[EndStream] = asyncio.Queue()
         self.answers: dict[str, Callable[[bytes], bytes | TandemError | None]] = {
-            "stats": lambda _: encode_json(Stats())
+            "stats": lambda _: encode_json(GetStatsResponse())
         }
         self._task = asyncio.create_task(self._receive())
 

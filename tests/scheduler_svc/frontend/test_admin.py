@@ -17,7 +17,6 @@ from scheduler_svc.ipc.snapshot import (
     DrainResult,
     HistogramSnapshot,
     MetricsSnapshot,
-    Stats,
     encode_json,
 )
 from tandem.admin.v1 import admin_service_pb2 as pb
@@ -55,7 +54,7 @@ class TestAdmin:
         """
         GetStats has all values of the core's snapshot.
         """
-        frontend.core.answers["stats"] = lambda _: encode_json(Stats(**STATS))
+        frontend.core.answers["stats"] = lambda _: encode_json(stats_pb2.GetStatsResponse(**STATS))
         answer = await within(admin.GetStats(pb.GetStatsRequest()))
         assert stats_pb2.GetStatsResponse(**STATS) == answer
 
@@ -232,13 +231,14 @@ def metrics_snapshot() -> MetricsSnapshot:
         upper_bounds_s=(0.1, 1.0), cumulative_counts=(2, 5), count=6, sum_s=4.5
     )
     return MetricsSnapshot(
-        stats=Stats(
+        stats=stats_pb2.GetStatsResponse(
             running_requests=3,
             waiting_requests=4,
             used_blocks=25,
             free_blocks=60,
             cached_blocks=15,
             total_blocks=100,
+            token_usage=0.25,
             prefill_tokens=70,
             output_tokens=80,
             preemptions=9,

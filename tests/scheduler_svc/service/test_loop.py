@@ -6,13 +6,14 @@ from scheduler_svc.ipc import snapshot
 from scheduler_svc.ipc.messages import Accepted, Availability
 from scheduler_svc.ipc.sockets import FrontendGone
 from scheduler_svc.service.publisher import RETRY_S
+from tandem.admin.v1.stats_pb2 import GetStatsResponse
 from tests.scheduler_svc.service.arithmetic_runner import expected_outputs
 from tests.waiting import wait_until
 
 STATES = ("waiting", "prefill", "decode")
 
 
-def _stats(bench, frontend) -> snapshot.Stats:
+def _stats(bench, frontend) -> GetStatsResponse:
     return snapshot.decode_stats(bench.reply(frontend, "stats").result)
 
 

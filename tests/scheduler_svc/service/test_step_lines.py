@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
-from scheduler_svc.core.observe.stats import CoreStats, HistogramSnapshot
-from scheduler_svc.service.observe.step_lines import StepLines, step_line
+from scheduler_svc.service.observe.step_lines import Load, StepLines, step_line
+from tandem.admin.v1.stats_pb2 import GetStatsResponse as Stats
 from tandem.link.batch import Batch, KvMode, StepResult, StepTimings, Suspend
 
-NOTHING = HistogramSnapshot(bounds=(), counts=(0,), total=0.0)
-STATS = CoreStats(
-    **{
-        field.name: NOTHING if field.name in {"ttft_s", "inter_token_s"} else 0
-        for field in dataclasses.fields(CoreStats)
-    }
-)
+LOAD = Load(stats=Stats(), max_requests=32, paused_blocks=0, paused_budget_blocks=0)
 
 
 def batch(*num_tokens):
@@ -36,12 +28,12 @@ def result(**changes):
     )
 
 
-def words(command, outcome, stats=STATS):
-    return line(command, outcome, stats).text
+def words(command, outcome, load=LOAD):
+    return line(command, outcome, load).text
 
 
-def line(command, outcome, stats=STATS):
-    return step_line(command, outcome, stats, step=40, time_of_day="01:02:03", max_requests=32)
+def line(command, outcome, load=LOAD):
+    return step_line(command, outcome, load, step=40, time_of_day="01:02:03")
 
 
 class TestStepLine:
@@ -49,18 +41,16 @@ class TestStepLine:
         """
         The time is that of computing; requests, blocks and memory are those after the step.
         """
-        stats = dataclasses.replace(
-            STATS,
-            num_running=5,
-            num_paused=2,
-            num_waiting=7,
+        stats = Stats(
+            running_requests=5,
+            paused_requests=2,
+            waiting_requests=7,
             finished_requests=11,
             preemptions=13,
             used_blocks=17,
             total_blocks=64,
-            paused_blocks=3,
-            paused_budget_blocks=9,
         )
+        load = Load(stats=stats, max_requests=32, paused_blocks=3, paused_budget_blocks=9)
         outcome = result(
             timings=StepTimings(queued_ns=5_000_000, total_ns=6_500_000),
             device_memory_bytes=2_340_000_000,
@@ -69,8 +59,8 @@ class TestStepLine:
             "* rank 0 | step 40 | 01:02:03 ... time: 1.500 ms [non-decode + real config [14]: "
             "2 P + 1 D + cuda graph OFF] ... reqs: a 3/32, p 2, w 7, f 11, e 13 ... "
             "blocks: a 17/64, p 3/9 ... mem: 2.3 gb"
-        ) == words(batch(1, 8, 5), outcome, stats)
-        values = line(batch(1, 8, 5), outcome, stats).values
+        ) == words(batch(1, 8, 5), outcome, load)
+        values = line(batch(1, 8, 5), outcome, load).values
         assert (3, 2, 7) == tuple(
             values[f"{kind}_requests"] for kind in ("active", "paused", "waiting")
         )
@@ -101,12 +91,12 @@ class TestStepLines:
         """
         num_asked = 0
 
-        def stats():
+        def load():
             nonlocal num_asked
             num_asked += 1
-            return STATS
+            return LOAD
 
         steps = StepLines(3, lambda: "01:02:03")
-        said = [steps.line(batch(1), result(), stats, 32) for _ in range(7)]
+        said = [steps.line(batch(1), result(), load) for _ in range(7)]
         assert [2, 5] == [at for at, line in enumerate(said) if line is not None]
         assert 2 == num_asked

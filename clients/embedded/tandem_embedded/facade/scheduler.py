@@ -220,7 +220,7 @@ class Scheduler:
 
     def get_memory_stats(self) -> MemoryStats:
         """Return the numbers of KV blocks in use and free."""
-        return MemoryStats.of(self._core.stats())
+        return MemoryStats.of(self._core.stats(), self._core.num_slots_in_use)
 
     def check_integrity(self) -> None:
         """

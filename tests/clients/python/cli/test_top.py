@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 
@@ -13,14 +12,10 @@ from tandem_client import Stats
 from tandem_client.cli.top.rates import rates_between
 from tandem_client.cli.top.table import table
 from tandem_client.cli.top.view import WINDOW_S, Looks
+from tests.stats import changed
 
-ZERO = Stats(
-    **{
-        field.name: {"str": "", "dict[str, int]": {}}.get(str(field.type), 0)
-        for field in dataclasses.fields(Stats)
-    }
-)
-SERVING = dataclasses.replace(ZERO, executor_attached=True, executor_address="box:1")
+ZERO = Stats()
+SERVING = changed(ZERO, executor_attached=True, executor_address="box:1")
 
 
 def shown(now, before=None, *, width=80, **console):
@@ -67,7 +62,7 @@ class TestCommand:
         where = ("--admin-address", server.address)
         content = json.loads(run("top", "--once", "--json", "--interval-s", "0.1", *where).stdout)
 
-        assert {field.name for field in dataclasses.fields(Stats)} | {"rates"} == set(content)
+        assert {field.name for field in Stats.DESCRIPTOR.fields} | {"rates"} == set(content)
         assert (2, 5, 9) == tuple(
             content[name] for name in ("running_requests", "used_blocks", "total_blocks")
         )
@@ -82,12 +77,10 @@ class TestLooks:
         """
         Rates count from the oldest look that is needed for the window, whatever was before.
         """
-        looks = Looks(dataclasses.replace(ZERO, uptime_s=10.0, output_tokens=9_000))
+        looks = Looks(changed(ZERO, uptime_s=10.0, output_tokens=9_000))
         assert looks.before is None
         for second in range(1, 9):
-            looks.add(
-                dataclasses.replace(ZERO, uptime_s=10.0 + second, output_tokens=9_000 + second**2)
-            )
+            looks.add(changed(ZERO, uptime_s=10.0 + second, output_tokens=9_000 + second**2))
         assert looks.before.uptime_s == looks.now.uptime_s - WINDOW_S
         assert (64 - 9) / 5 == rates_between(looks.now, looks.before).output_tokens_per_s
 
@@ -95,8 +88,8 @@ class TestLooks:
         """
         Counters of a server before its restart are forgotten: no rate is negative.
         """
-        looks = Looks(dataclasses.replace(ZERO, uptime_s=10.0, output_tokens=9_000))
-        looks.add(dataclasses.replace(ZERO, uptime_s=1.0))
+        looks = Looks(changed(ZERO, uptime_s=10.0, output_tokens=9_000))
+        looks.add(changed(ZERO, uptime_s=1.0))
 
         assert looks.before is None
         assert rates_between(looks.now, looks.before).output_tokens_per_s is None
@@ -121,7 +114,7 @@ class TestTable:
         """
         States and counters that are worth a word appear in words of the field.
         """
-        assert words in shown(dataclasses.replace(SERVING, **changes), width=120)
+        assert words in shown(changed(SERVING, **changes), width=120)
 
     def test_what_never_happened_takes_no_line(self):
         """
@@ -139,7 +132,7 @@ class TestTable:
         The bar of the KV cache is green, yellow when little is left, and red when nearly nothing is.
         """
         seen = shown(
-            dataclasses.replace(SERVING, token_usage=usage, total_blocks=100),
+            changed(SERVING, token_usage=usage, total_blocks=100),
             force_terminal=True,
             color_system="standard",
         )
@@ -151,8 +144,8 @@ class TestTable:
         """
         The lines of a busy server with large numbers are not wrapped at 80 columns.
         """
-        before = dataclasses.replace(SERVING, uptime_s=1.0)
-        now = dataclasses.replace(
+        before = changed(SERVING, uptime_s=1.0)
+        now = changed(
             SERVING, uptime_s=3601.0, model="llama-3.1-8b", dtype="bfloat16", max_model_len=131_072,
             running_requests=256, waiting_requests=999, queued_tokens=999_999, schedule_policy="lpm",
             token_usage=0.5, total_blocks=25_600, block_size=16, cached_blocks=9_999,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 
 import pytest
@@ -13,6 +12,7 @@ from tandem.status import CallCancelled, PeerUnavailable
 from tandem_client import AdminClient
 from tandem_client.cli.top.view import PATIENCE_S, Looks, View
 from tests.clients.python.fake_server import fake_server
+from tests.stats import changed
 from tests.waiting import wait_until
 
 REFUSED = PeerUnavailable("failed to connect to all addresses: connect: Connection refused (111)")
@@ -90,7 +90,7 @@ class TestView:
         view.ask()
         clock.now_s += 60.0
         view.failed(REFUSED)
-        view.answered(dataclasses.replace(stats, uptime_s=9e9, running_requests=77))
+        view.answered(changed(stats, uptime_s=9e9, running_requests=77))
         screen = Console(file=io.StringIO(), width=80)
         screen.print(view)
         assert view.trouble() is None

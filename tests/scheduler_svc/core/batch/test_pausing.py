@@ -48,7 +48,7 @@ def paused(rig: Rig) -> list[int]:
 def step_until_paused(rig: Rig):
     for _ in range(100):
         batch = rig.step()
-        if rig.core.stats().num_paused:
+        if rig.core.stats().paused_requests:
             return batch
     raise AssertionError("nobody was paused")
 
@@ -121,9 +121,9 @@ class TestPausing:
         rig = crowd(3, 100, num_blocks=10, stagger=1)
         step_until_paused(rig)
         late = rig.submit(prompt_len=1, max_tokens=1)
-        while rig.core.stats().num_paused:
+        while rig.core.stats().paused_requests:
             batch = rig.plan()
-            assert not rig.core.stats().num_paused or batch is None or not batch.admits
+            assert not rig.core.stats().paused_requests or batch is None or not batch.admits
             rig.now += 1
             while rig.pending:
                 rig.deliver()
@@ -154,8 +154,7 @@ class TestPausing:
             rig.step()
             slots = rig.core._state.slots
             held = sum(int(slots.num_blocks[slot]) for slot in rig.core._state.paused)
-            stats = rig.core.stats()
-            assert (held, budget) == (stats.paused_blocks, stats.paused_budget_blocks)
+            assert held == rig.core.num_paused_blocks
             assert held <= budget
         assert rig.core.stats().retractions > 0
 
@@ -291,7 +290,7 @@ class TestEvents:
             num_left_out = 0
             while rig.core.has_pending_work():
                 rig.plan()
-                num_left_out += rig.core.stats().num_paused
+                num_left_out += rig.core.stats().paused_requests
                 rig.now += 1
                 while rig.pending:
                     rig.deliver()
@@ -346,7 +345,7 @@ class TestWhoRanIsGone:
         rig.step()
         for last in (7, 8):
             rig.submit(prompt=np.array([*prompt[:10], last], np.int32), max_tokens=9)
-        while rig.core.stats().num_paused < 2:
+        while rig.core.stats().paused_requests < 2:
             rig.plan()
             rig.now += 1
         assert 3 == rig.core._state.slots.num_running

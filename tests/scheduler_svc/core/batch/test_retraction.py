@@ -135,7 +135,10 @@ class TestHowMany:
         rig = growing(6, bold(prefix_caching=False), num_blocks=24)
         before = {}
         while not rig.core.stats().retractions:
-            before = {"running": rig.core.stats().num_running, "free": rig.core.stats().free_blocks}
+            before = {
+                "running": rig.core.stats().running_requests,
+                "free": rig.core.stats().free_blocks,
+            }
             rig.step()
         held = -(-(24 - before["free"]) // before["running"])
         count = rig.core.stats().retractions
@@ -209,7 +212,7 @@ class TestWhatIsSaid:
         """
         rig = growing(8, bold(), num_blocks=16)
         while rig.core.stats().retractions < 60:
-            if rig.core.stats().num_waiting < 4:
+            if rig.core.stats().waiting_requests < 4:
                 rig.submit(prompt_len=8, max_tokens=40)
             rig.step()
         warned = lines(

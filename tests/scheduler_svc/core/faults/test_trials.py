@@ -251,7 +251,7 @@ class TestBlame:
         assert not rig.core._state.suspects
         rig.plan()
         rig.lose_executor(died_in=0)
-        assert 0 == rig.core.stats().num_suspects
+        assert 0 == rig.core.stats().suspected_requests
         rig.run()
 
 
@@ -295,7 +295,7 @@ class TestTrial:
         """
         rig = accused(4)
         rig.submit(prompt_len=6)
-        assert (4, 1) == (rig.core.stats().num_suspects, rig.core.lookahead(0.001))
+        assert (4, 1) == (rig.core.stats().suspected_requests, rig.core.lookahead(0.001))
         batch = rig.plan()
         assert {0, 1} == {int(rig.core._state.slots.handle[slot]) for slot in batch.row_slot}
         assert rig.core.schedule(rig.now) is None
@@ -310,7 +310,7 @@ class TestTrial:
         """
         rig = accused(4)
         seen = []
-        while rig.core.stats().num_suspects:
+        while rig.core.stats().suspected_requests:
             rig.step()
             if (tried := sorted(rig.core._state.suspects.trial)) and tried not in seen:
                 seen.append(tried)
@@ -339,7 +339,7 @@ class TestTrial:
         """
         rig = accused(4)
         rig.use_geometry(geometry_of(WIDE, 20))
-        assert 4 == rig.core.stats().num_suspects
+        assert 4 == rig.core.stats().suspected_requests
         rig.run()
         check_only_failed(rig, set())
 
@@ -352,7 +352,7 @@ class TestTrial:
         rig.plan()
         rig.core.end_handle(handle, FinishReason.CANCELLED, rig.now)
         rig.collect()
-        assert 3 == rig.core.stats().num_suspects
+        assert 3 == rig.core.stats().suspected_requests
         rig.run()
         assert FinishReason.CANCELLED == rig.ended[handle].reason
 
@@ -368,7 +368,7 @@ class TestTrial:
         for _ in range(6):
             rig.step()
         assert FinishReason.DEADLINE == rig.ended[late].reason
-        assert rig.core.stats().num_suspects
+        assert rig.core.stats().suspected_requests
         rig.run()
 
     @pytest.mark.parametrize("mode", KvMode)
@@ -432,7 +432,7 @@ class TestTrial:
         for _ in range(2):
             rig.plan()
             rig.lose_executor(died_in=0)
-        while rig.core.stats().num_suspects:
+        while rig.core.stats().suspected_requests:
             rig.step()
         rig.run()
         check_only_failed(rig, set())

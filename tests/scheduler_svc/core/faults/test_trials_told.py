@@ -80,12 +80,12 @@ class TestTold:
         most = 0
         while rig.core.has_pending_work():
             rig.step()
-            most = max(most, rig.core.stats().num_suspects)
+            most = max(most, rig.core.stats().suspected_requests)
         stats = rig.core.stats()
         assert (4, 2, 0, 1) == (
             stats.executor_deaths,
             most,
-            stats.num_suspects,
+            stats.suspected_requests,
             stats.poison_requests,
         )
 

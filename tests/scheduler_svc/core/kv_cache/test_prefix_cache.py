@@ -193,7 +193,7 @@ class TestModes:
         assert [0, 0] == cached_in_order(rig)
         stats = rig.core.stats()
         assert (0, 0, 0) == (
-            stats.cached_blocks, stats.prefix_lookup_tokens, stats.prefix_hit_tokens
+            stats.cached_blocks, stats.prefix_cache_lookup_tokens, stats.prefix_cache_hit_tokens
         )  # fmt: skip
         assert_outputs(rig)
 
@@ -206,7 +206,7 @@ class TestModes:
             rig.submit(prompt=prompt_of(9))
             rig.run()
         stats = rig.core.stats()
-        assert (18, 8) == (stats.prefix_lookup_tokens, stats.prefix_hit_tokens)
+        assert (18, 8) == (stats.prefix_cache_lookup_tokens, stats.prefix_cache_hit_tokens)
 
 
 class TestMemory:

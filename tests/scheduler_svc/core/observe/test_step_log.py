@@ -155,8 +155,8 @@ class TestDecodeLines:
                 num_seen = len(lines)
                 stats = rig.core.stats()
                 running, tokens, usage, _, queued = lines[-1]
-                assert stats.num_running == int(running)
-                assert stats.num_waiting == int(queued)
+                assert stats.running_requests == int(running)
+                assert stats.waiting_requests == int(queued)
                 used = stats.total_blocks - stats.free_blocks - stats.cached_blocks
                 assert used * 4 == int(tokens)
                 assert f"{used / 40:.2f}" == usage
@@ -230,7 +230,7 @@ class TestPrefillLines:
                 assert sum(is_prompt) == int(seqs)
                 assert int(batch.row_num_tokens[is_prompt].sum()) == int(tokens)
                 assert slots.num_running - sum(is_prompt) == int(running)
-                assert rig.core.stats().num_waiting == int(queued)
+                assert rig.core.stats().waiting_requests == int(queued)
                 assert f"{rig.core.stats().used_blocks / 64:.2f}" == usage
             rig.now += 1
             while rig.pending:

@@ -345,8 +345,8 @@ class TestStats:
             stats.prefill_tokens,
             stats.output_tokens,
         )
-        assert (3, 147) == (sum(stats.ttft_s.counts), sum(stats.inter_token_s.counts))
-        assert 147.0 == stats.inter_token_s.total
+        assert (3, 147) == (stats.first_tokens, stats.next_tokens)
+        assert 147.0 == stats.inter_token_s
         assert len(rig.batches) == stats.steps
 
     def test_places_and_blocks_are_seen_while_running(self):
@@ -359,8 +359,8 @@ class TestStats:
         rig.plan()
         stats = rig.core.stats()
         assert (2, 1, 4, 28, 1) == (
-            stats.num_running,
-            stats.num_waiting,
+            stats.running_requests,
+            stats.waiting_requests,
             stats.used_blocks,
             stats.free_blocks,
             stats.steps_in_flight,

@@ -389,7 +389,7 @@ class TestCost:
             rig.submit(max_tokens=20)
         for _ in range(4):
             rig.step()
-        assert 38 == rig.core.stats().num_waiting
+        assert 38 == rig.core.stats().waiting_requests
 
         def fail(*_args):
             pytest.fail("the queue was ordered for nothing")

@@ -264,7 +264,7 @@ class TestAdmission:
             rig.step()
             rig.submit(prompt_len=4, max_tokens=55, eos_token_ids=AN_EOS)
             rig.step()
-            running.append(rig.core.stats().num_running)
+            running.append(rig.core.stats().running_requests)
         assert [1, 2] == running
 
     def test_without_others_a_request_may_ask_for_the_whole_pool(self):

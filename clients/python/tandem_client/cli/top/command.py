@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.live import Live
 
 from tandem.errors import TandemError
-from tandem_client.admin import AdminClient
+from tandem_client.admin import AdminClient, Stats
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
 from tandem_client.cli.shared import options
 from tandem_client.cli.shared.failures import readable_errors
@@ -84,10 +84,16 @@ def _print_looks(
             looks.add(admin.stats())
         if as_json:
             rates = rates_between(looks.now, looks.before)
-            content = dataclasses.asdict(looks.now) | {"rates": dataclasses.asdict(rates)}
+            content = _by_name(looks.now) | {"rates": dataclasses.asdict(rates)}
             typer.echo(json.dumps(content))
         else:
             console = Console()
             console.print(table(looks.now, looks.before, console.width))
         if once:
             return
+
+
+def _by_name(stats: Stats) -> dict[str, Any]:
+    """Return every field, with numbers as numbers, which protobuf's own JSON would quote."""
+    values = {field.name: getattr(stats, field.name) for field in stats.DESCRIPTOR.fields}
+    return values | {"refused_by_limit": dict(stats.refused_by_limit)}

@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from tandem.common.v1 import metric_pb2 as tandem_dot_common_dot_v1_dot_metric__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btandem/admin/v1/stats.proto\x12\x0ftandem.admin.v1\"\xbc\x0c\n\x10GetStatsResponse\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\x12\x13\n\x0bused_blocks\x18\x03 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x19\n\x11\x61\x63\x63\x65pted_requests\x18\x07 \x01(\x04\x12\x19\n\x11\x66inished_requests\x18\x08 \x01(\x04\x12\x17\n\x0f\x66\x61iled_requests\x18\t \x01(\x04\x12\x18\n\x10refused_requests\x18\n \x01(\x04\x12\x16\n\x0eprefill_tokens\x18\x0b \x01(\x04\x12\x15\n\routput_tokens\x18\x0c \x01(\x04\x12\x13\n\x0bpreemptions\x18\r \x01(\x04\x12\r\n\x05steps\x18\x0e \x01(\x04\x12\x17\n\x0fsteps_in_flight\x18\x0f \x01(\r\x12\x19\n\x11\x65xecutor_attached\x18\x10 \x01(\x08\x12\x10\n\x08\x64raining\x18\x11 \x01(\x08\x12\x10\n\x08uptime_s\x18\x12 \x01(\x01\x12\x15\n\rcached_blocks\x18\x13 \x01(\r\x12\x13\n\x0btoken_usage\x18\x14 \x01(\x01\x12\"\n\x1aprefix_cache_lookup_tokens\x18\x15 \x01(\x04\x12\x1f\n\x17prefix_cache_hit_tokens\x18\x16 \x01(\x04\x12\x13\n\x0bretractions\x18\x17 \x01(\x04\x12\x17\n\x0fpaused_requests\x18\x18 \x01(\r\x12\x18\n\x10swapped_requests\x18\x19 \x01(\r\x12\x17\n\x0fnew_token_ratio\x18\x1a \x01(\x01\x12\x13\n\x0bhost_blocks\x18\x1b \x01(\r\x12\x18\n\x10used_host_blocks\x18\x1c \x01(\r\x12O\n\x10refused_by_limit\x18\x1d \x03(\x0b\x32\x35.tandem.admin.v1.GetStatsResponse.RefusedByLimitEntry\x12\x15\n\rqueued_tokens\x18\x1e \x01(\x04\x12\x12\n\nschedule_s\x18\x1f \x01(\x01\x12\x17\n\x0fschedule_policy\x18  \x01(\t\x12\x11\n\tsuspended\x18! \x01(\x08\x12\x1a\n\x12swapped_out_blocks\x18\" \x01(\x04\x12\x19\n\x11swapped_in_blocks\x18# \x01(\x04\x12\x16\n\x0eswap_fallbacks\x18$ \x01(\x04\x12\x19\n\x11\x65xecutor_sessions\x18% \x01(\x04\x12\x1e\n\x16\x65xecutor_reattachments\x18& \x01(\x04\x12\x17\n\x0f\x65xecutor_losses\x18\' \x01(\x04\x12\x18\n\x10steps_sent_again\x18( \x01(\x04\x12\x19\n\x11recomputed_tokens\x18) \x01(\x04\x12\x1d\n\x15state_hash_mismatches\x18* \x01(\x04\x12\x19\n\x11\x65xecutor_fencings\x18+ \x01(\x04\x12\x18\n\x10\x65xecutor_address\x18, \x01(\t\x12\x18\n\x10\x65xecutor_refusal\x18- \x01(\t\x12\x17\n\x0f\x65xecutor_deaths\x18. \x01(\x04\x12\x1a\n\x12suspected_requests\x18/ \x01(\r\x12\x17\n\x0fpoison_requests\x18\x30 \x01(\x04\x12\x13\n\x0bgraph_steps\x18\x31 \x01(\x04\x12\x19\n\x11\x65xecutor_queued_s\x18\x32 \x01(\x01\x12\x1a\n\x12\x65xecutor_forward_s\x18\x33 \x01(\x01\x12\x19\n\x11\x65xecutor_sample_s\x18\x34 \x01(\x01\x12\x1b\n\x13out_of_memory_steps\x18\x35 \x01(\x04\x12\x14\n\x0c\x66irst_tokens\x18\x36 \x01(\x04\x12\x1d\n\x15time_to_first_token_s\x18\x37 \x01(\x01\x12\x13\n\x0bnext_tokens\x18\x38 \x01(\x04\x12\x15\n\rinter_token_s\x18\x39 \x01(\x01\x12\r\n\x05model\x18: \x01(\t\x12\r\n\x05\x64type\x18; \x01(\t\x12\x15\n\rmax_model_len\x18< \x01(\r\x1a\x35\n\x13RefusedByLimitEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btandem/admin/v1/stats.proto\x12\x0ftandem.admin.v1\x1a\x1dtandem/common/v1/metric.proto\"\xb4\x1c\n\x10GetStatsResponse\x12L\n\x10running_requests\x18\x01 \x01(\rB2\xfa\xd4\x18.\n\x10requests_running\x12\x1aRequests that hold a slot.\x12Q\n\x10waiting_requests\x18\x02 \x01(\rB7\xfa\xd4\x18\x33\n\x10requests_waiting\x12\x1fRequests that wait for a place.\x12G\n\x0bused_blocks\x18\x03 \x01(\rB2\xfa\xd4\x18.\n\x0ekv_blocks_used\x12\x1cKV blocks owned by requests.\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\r\x12\x35\n\x0ctotal_blocks\x18\x05 \x01(\rB\x1f\xfa\xd4\x18\x1b\n\tkv_blocks\x12\x0e\x41ll KV blocks.\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x46\n\x11\x61\x63\x63\x65pted_requests\x18\x07 \x01(\x04\x42+\xf2\xd4\x18\'\n\x11requests_accepted\x12\x12Requests accepted.\x12\x19\n\x11\x66inished_requests\x18\x08 \x01(\x04\x12\x17\n\x0f\x66\x61iled_requests\x18\t \x01(\x04\x12\x18\n\x10refused_requests\x18\n \x01(\x04\x12\x16\n\x0eprefill_tokens\x18\x0b \x01(\x04\x12\x15\n\routput_tokens\x18\x0c \x01(\x04\x12O\n\x0bpreemptions\x18\r \x01(\x04\x42:\xf2\xd4\x18\x36\x12\x34Requests that lost their KV blocks and queued again.\x12\x34\n\x05steps\x18\x0e \x01(\x04\x42%\xf2\xd4\x18!\x12\x1fSteps whose result was applied.\x12\x46\n\x0fsteps_in_flight\x18\x0f \x01(\rB-\xfa\xd4\x18)\x12\'Steps sent whose result is not applied.\x12I\n\x11\x65xecutor_attached\x18\x10 \x01(\x08\x42.\xfa\xd4\x18*\x12(1 while an executor session is attached.\x12\x31\n\x08\x64raining\x18\x11 \x01(\x08\x42\x1f\xfa\xd4\x18\x1b\x12\x19\x31 after Drain or SIGTERM.\x12\x44\n\x08uptime_s\x18\x12 \x01(\x01\x42\x32\xfa\xd4\x18.\n\x0euptime_seconds\x12\x1cSince the scheduler started.\x12Y\n\rcached_blocks\x18\x13 \x01(\rBB\xfa\xd4\x18>\n\x10kv_blocks_cached\x12*KV blocks kept for the prefix cache alone.\x12^\n\x0btoken_usage\x18\x14 \x01(\x01\x42I\xfa\xd4\x18\x45\n\x14kv_cache_usage_ratio\x12-Share of KV blocks owned by requests, 0 to 1.\x12g\n\x1aprefix_cache_lookup_tokens\x18\x15 \x01(\x04\x42\x43\xf2\xd4\x18?\x12=Tokens that admitted requests looked for in the prefix cache.\x12\x45\n\x17prefix_cache_hit_tokens\x18\x16 \x01(\x04\x42$\xf2\xd4\x18 \x12\x1eThose of them that were found.\x12=\n\x0bretractions\x18\x17 \x01(\x04\x42(\xf2\xd4\x18$\x12\"Preemptions for lack of KV blocks.\x12V\n\x0fpaused_requests\x18\x18 \x01(\rB=\xfa\xd4\x18\x39\n\x0frequests_paused\x12&Requests that wait for one more block.\x12V\n\x10swapped_requests\x18\x19 \x01(\rB<\xfa\xd4\x18\x38\n\x10requests_swapped\x12$Requests whose KV is in host memory.\x12]\n\x0fnew_token_ratio\x18\x1a \x01(\x01\x42\x44\xfa\xd4\x18@\x12>Share of max_tokens that running requests are expected to use.\x12@\n\x0bhost_blocks\x18\x1b \x01(\rB+\xfa\xd4\x18\'\x12%Blocks of host memory for swapped KV.\x12\x45\n\x10used_host_blocks\x18\x1c \x01(\rB+\xfa\xd4\x18\'\n\x10host_blocks_used\x12\x13Host blocks in use.\x12O\n\x10refused_by_limit\x18\x1d \x03(\x0b\x32\x35.tandem.admin.v1.GetStatsResponse.RefusedByLimitEntry\x12]\n\rqueued_tokens\x18\x1e \x01(\x04\x42\x46\xfa\xd4\x18\x42\x12@Uncached prompt tokens of requests that wait for the first time.\x12\x12\n\nschedule_s\x18\x1f \x01(\x01\x12\x17\n\x0fschedule_policy\x18  \x01(\t\x12\x11\n\tsuspended\x18! \x01(\x08\x12\x42\n\x12swapped_out_blocks\x18\" \x01(\x04\x42&\xf2\xd4\x18\"\x12 KV blocks copied to host memory.\x12\x42\n\x11swapped_in_blocks\x18# \x01(\x04\x42\'\xf2\xd4\x18#\x12!KV blocks copied back from there.\x12\x61\n\x0eswap_fallbacks\x18$ \x01(\x04\x42I\xf2\xd4\x18\x45\x12\x43Preemptions by swapping that lacked host blocks and are recomputed.\x12:\n\x11\x65xecutor_sessions\x18% \x01(\x04\x42\x1f\xf2\xd4\x18\x1b\x12\x19\x45xecutor sessions opened.\x12[\n\x16\x65xecutor_reattachments\x18& \x01(\x04\x42;\xf2\xd4\x18\x37\x12\x35\x42roken step streams attached again with nothing lost.\x12\x36\n\x0f\x65xecutor_losses\x18\' \x01(\x04\x42\x1d\xf2\xd4\x18\x19\x12\x17\x45xecutor sessions lost.\x12\x46\n\x10steps_sent_again\x18( \x01(\x04\x42,\xf2\xd4\x18(\x12&Steps a broken stream did not deliver.\x12g\n\x11recomputed_tokens\x18) \x01(\x04\x42L\xf2\xd4\x18H\x12\x46Tokens whose KV was lost with an executor and that are computed again.\x12h\n\x15state_hash_mismatches\x18* \x01(\x04\x42I\xf2\xd4\x18\x45\x12\x43Sessions lost because both ends held different slots; any is a bug.\x12\x44\n\x11\x65xecutor_fencings\x18+ \x01(\x04\x42)\xf2\xd4\x18%\x12#Sessions lost to another scheduler.\x12\x18\n\x10\x65xecutor_address\x18, \x01(\t\x12\x18\n\x10\x65xecutor_refusal\x18- \x01(\t\x12N\n\x0f\x65xecutor_deaths\x18. \x01(\x04\x42\x35\xf2\xd4\x18\x31\x12/Executors that died while they computed a step.\x12\x85\x01\n\x12suspected_requests\x18/ \x01(\rBi\xfa\xd4\x18\x65\n\x12requests_suspected\x12ORequests that executors may have died of; while there are any, the others wait.\x12P\n\x0fpoison_requests\x18\x30 \x01(\x04\x42\x37\xf2\xd4\x18\x33\x12\x31Requests that failed since executors die of them.\x12H\n\x0bgraph_steps\x18\x31 \x01(\x04\x42\x33\xf2\xd4\x18/\x12-Those of them that a captured graph computed.\x12\x19\n\x11\x65xecutor_queued_s\x18\x32 \x01(\x01\x12\x1a\n\x12\x65xecutor_forward_s\x18\x33 \x01(\x01\x12\x19\n\x11\x65xecutor_sample_s\x18\x34 \x01(\x01\x12h\n\x13out_of_memory_steps\x18\x35 \x01(\x04\x42K\xf2\xd4\x18G\x12\x45Steps that executors had no memory for; steps are smaller after each.\x12\x14\n\x0c\x66irst_tokens\x18\x36 \x01(\x04\x12\x1d\n\x15time_to_first_token_s\x18\x37 \x01(\x01\x12\x13\n\x0bnext_tokens\x18\x38 \x01(\x04\x12\x15\n\rinter_token_s\x18\x39 \x01(\x01\x12\r\n\x05model\x18: \x01(\t\x12\r\n\x05\x64type\x18; \x01(\t\x12\x15\n\rmax_model_len\x18< \x01(\r\x1a\x35\n\x13RefusedByLimitEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +34,82 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETSTATSRESPONSE_REFUSEDBYLIMITENTRY']._loaded_options = None
   _globals['_GETSTATSRESPONSE_REFUSEDBYLIMITENTRY']._serialized_options = b'8\001'
-  _globals['_GETSTATSRESPONSE']._serialized_start=49
-  _globals['_GETSTATSRESPONSE']._serialized_end=1645
-  _globals['_GETSTATSRESPONSE_REFUSEDBYLIMITENTRY']._serialized_start=1592
-  _globals['_GETSTATSRESPONSE_REFUSEDBYLIMITENTRY']._serialized_end=1645
+  _globals['_GETSTATSRESPONSE'].fields_by_name['running_requests']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['running_requests']._serialized_options = b'\372\324\030.\n\020requests_running\022\032Requests that hold a slot.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['waiting_requests']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['waiting_requests']._serialized_options = b'\372\324\0303\n\020requests_waiting\022\037Requests that wait for a place.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['used_blocks']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['used_blocks']._serialized_options = b'\372\324\030.\n\016kv_blocks_used\022\034KV blocks owned by requests.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['total_blocks']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['total_blocks']._serialized_options = b'\372\324\030\033\n\tkv_blocks\022\016All KV blocks.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['accepted_requests']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['accepted_requests']._serialized_options = b'\362\324\030\'\n\021requests_accepted\022\022Requests accepted.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['preemptions']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['preemptions']._serialized_options = b'\362\324\0306\0224Requests that lost their KV blocks and queued again.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['steps']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['steps']._serialized_options = b'\362\324\030!\022\037Steps whose result was applied.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['steps_in_flight']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['steps_in_flight']._serialized_options = b'\372\324\030)\022\'Steps sent whose result is not applied.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['executor_attached']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['executor_attached']._serialized_options = b'\372\324\030*\022(1 while an executor session is attached.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['draining']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['draining']._serialized_options = b'\372\324\030\033\022\0311 after Drain or SIGTERM.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['uptime_s']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['uptime_s']._serialized_options = b'\372\324\030.\n\016uptime_seconds\022\034Since the scheduler started.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['cached_blocks']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['cached_blocks']._serialized_options = b'\372\324\030>\n\020kv_blocks_cached\022*KV blocks kept for the prefix cache alone.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['token_usage']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['token_usage']._serialized_options = b'\372\324\030E\n\024kv_cache_usage_ratio\022-Share of KV blocks owned by requests, 0 to 1.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['prefix_cache_lookup_tokens']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['prefix_cache_lookup_tokens']._serialized_options = b'\362\324\030?\022=Tokens that admitted requests looked for in the prefix cache.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['prefix_cache_hit_tokens']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['prefix_cache_hit_tokens']._serialized_options = b'\362\324\030 \022\036Those of them that were found.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['retractions']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['retractions']._serialized_options = b'\362\324\030$\022\"Preemptions for lack of KV blocks.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['paused_requests']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['paused_requests']._serialized_options = b'\372\324\0309\n\017requests_paused\022&Requests that wait for one more block.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['swapped_requests']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['swapped_requests']._serialized_options = b'\372\324\0308\n\020requests_swapped\022$Requests whose KV is in host memory.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['new_token_ratio']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['new_token_ratio']._serialized_options = b'\372\324\030@\022>Share of max_tokens that running requests are expected to use.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['host_blocks']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['host_blocks']._serialized_options = b'\372\324\030\'\022%Blocks of host memory for swapped KV.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['used_host_blocks']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['used_host_blocks']._serialized_options = b'\372\324\030\'\n\020host_blocks_used\022\023Host blocks in use.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['queued_tokens']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['queued_tokens']._serialized_options = b'\372\324\030B\022@Uncached prompt tokens of requests that wait for the first time.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['swapped_out_blocks']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['swapped_out_blocks']._serialized_options = b'\362\324\030\"\022 KV blocks copied to host memory.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['swapped_in_blocks']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['swapped_in_blocks']._serialized_options = b'\362\324\030#\022!KV blocks copied back from there.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['swap_fallbacks']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['swap_fallbacks']._serialized_options = b'\362\324\030E\022CPreemptions by swapping that lacked host blocks and are recomputed.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['executor_sessions']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['executor_sessions']._serialized_options = b'\362\324\030\033\022\031Executor sessions opened.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['executor_reattachments']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['executor_reattachments']._serialized_options = b'\362\324\0307\0225Broken step streams attached again with nothing lost.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['executor_losses']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['executor_losses']._serialized_options = b'\362\324\030\031\022\027Executor sessions lost.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['steps_sent_again']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['steps_sent_again']._serialized_options = b'\362\324\030(\022&Steps a broken stream did not deliver.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['recomputed_tokens']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['recomputed_tokens']._serialized_options = b'\362\324\030H\022FTokens whose KV was lost with an executor and that are computed again.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['state_hash_mismatches']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['state_hash_mismatches']._serialized_options = b'\362\324\030E\022CSessions lost because both ends held different slots; any is a bug.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['executor_fencings']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['executor_fencings']._serialized_options = b'\362\324\030%\022#Sessions lost to another scheduler.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['executor_deaths']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['executor_deaths']._serialized_options = b'\362\324\0301\022/Executors that died while they computed a step.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['suspected_requests']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['suspected_requests']._serialized_options = b'\372\324\030e\n\022requests_suspected\022ORequests that executors may have died of; while there are any, the others wait.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['poison_requests']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['poison_requests']._serialized_options = b'\362\324\0303\0221Requests that failed since executors die of them.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['graph_steps']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['graph_steps']._serialized_options = b'\362\324\030/\022-Those of them that a captured graph computed.'
+  _globals['_GETSTATSRESPONSE'].fields_by_name['out_of_memory_steps']._loaded_options = None
+  _globals['_GETSTATSRESPONSE'].fields_by_name['out_of_memory_steps']._serialized_options = b'\362\324\030G\022ESteps that executors had no memory for; steps are smaller after each.'
+  _globals['_GETSTATSRESPONSE']._serialized_start=80
+  _globals['_GETSTATSRESPONSE']._serialized_end=3716
+  _globals['_GETSTATSRESPONSE_REFUSEDBYLIMITENTRY']._serialized_start=3663
+  _globals['_GETSTATSRESPONSE_REFUSEDBYLIMITENTRY']._serialized_end=3716
 # @@protoc_insertion_point(module_scope)

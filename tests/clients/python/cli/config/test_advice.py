@@ -14,6 +14,7 @@ from tandem_client.admin import Setting, Stats
 from tandem_client.cli.app import app
 from tandem_client.cli.config import advise as advise_command
 from tandem_client.cli.config.advice import Load, advise, load_between
+from tests.stats import changed
 
 BUSY = Load(
     seconds=60,
@@ -41,12 +42,7 @@ SETTINGS = {
     "max_total_tokens": 4096,
 }
 
-STATS = Stats(
-    **{
-        field.name: {"refused_by_limit": {}, "schedule_policy": "lpm"}.get(field.name, 0)
-        for field in dataclasses.fields(Stats)
-    }
-)
+STATS = Stats(schedule_policy="lpm")
 
 
 def advice(**changes):
@@ -55,7 +51,7 @@ def advice(**changes):
 
 
 def stats(**changes) -> Stats:
-    return dataclasses.replace(STATS, **changes)
+    return changed(STATS, **changes)
 
 
 class TestRules:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from tandem_client.admin import Stats
 from tandem_client.cli.shared.unready import why_unready
 from tandem_client.cli.top.table import executor_line
+from tests.stats import changed
 
-ZERO = Stats(
-    **{field.name: 0 for field in dataclasses.fields(Stats)}
-    | {"refused_by_limit": {}, "executor_refusal": "", "executor_address": ""}
-)
-LOST = dataclasses.replace(ZERO, executor_sessions=1, executor_address="a:1")
+ZERO = Stats()
+LOST = changed(ZERO, executor_sessions=1, executor_address="a:1")
 
 
 class TestUnready:
@@ -23,10 +19,10 @@ class TestUnready:
         [
             (ZERO, "its executor is missing or still loading"),
             (LOST, "its executor a:1 does not answer"),
-            (dataclasses.replace(LOST, executor_attached=True), "executor a:1 is silent or late"),
-            (dataclasses.replace(LOST, executor_refusal="b holds it"), "b holds it"),
-            (dataclasses.replace(LOST, suspended=True), "an operator suspended it"),
-            (dataclasses.replace(LOST, draining=True), "it was drained, or is stopping"),
+            (changed(LOST, executor_attached=True), "executor a:1 is silent or late"),
+            (changed(LOST, executor_refusal="b holds it"), "b holds it"),
+            (changed(LOST, suspended=True), "an operator suspended it"),
+            (changed(LOST, draining=True), "it was drained, or is stopping"),
         ],
     )
     def test_advice_names_the_cause(self, now, words):
