@@ -23,8 +23,7 @@ from tandem.settings.schema import (
     BufferSizeGb,
     GpuMemoryUtilization,
     Loaded,
-    LogFormat,
-    LogLevel,
+    LogSettings,
     MaxBatchSize,
     MaxModelLen,
     MaxTotalTokens,
@@ -155,7 +154,12 @@ class _ComputingSettings(OptionGroup):
 
 
 class ExecutorSettings(
-    _ComputingSettings, _KvMemorySettings, _EngineLimits, _ModelSettings, ServiceSettings
+    _ComputingSettings,
+    _KvMemorySettings,
+    _EngineLimits,
+    _ModelSettings,
+    LogSettings,
+    ServiceSettings,
 ):
     """Settings of one executor service; validated where they are read."""
 
@@ -183,10 +187,6 @@ class ExecutorSettings(
     )
     ready_file: Path | None = Field(
         None, description="file to write address and pid to, as JSON, once the port listens"
-    )
-    log_level: LogLevel = Field("info", description="least severe log event to print")
-    log_format: LogFormat = Field(
-        "console", description="logs as one JSON object per line, or as text for people"
     )
 
 

@@ -30,8 +30,7 @@ from tandem.settings.schema import (
     Addresses,
     BlockSize,
     Loaded,
-    LogFormat,
-    LogLevel,
+    LogSettings,
     MaxBatchSize,
     MaxModelLen,
     MaxTotalTokens,
@@ -40,19 +39,25 @@ from tandem.settings.schema import (
     TcpAddress,
 )
 
+_DEFAULTS = EngineConfig()
+
 
 class _EngineLimits(OptionGroup):
     """Engine limits, which are settings of both services."""
 
     group: ClassVar[Group] = Group.LIMITS
 
-    block_size: BlockSize = Field(16, description="tokens per KV block; must equal the executor's")
+    block_size: BlockSize = Field(
+        _DEFAULTS.block_size, description="tokens per KV block; must equal the executor's"
+    )
     max_num_blocks: int | None = Field(
         None, description="most KV blocks to use; default: the executor's, which are the most"
     )
-    max_batch_size: MaxBatchSize = Field(32, description="most sequences in one step")
+    max_batch_size: MaxBatchSize = Field(
+        _DEFAULTS.max_batch_size, description="most sequences in one step"
+    )
     max_num_seqs: int = Field(
-        256,
+        _DEFAULTS.max_num_seqs,
         description="most requests in the system, waiting ones included; more are refused (vLLM's "
         "max_num_seqs is --max-batch-size: so many run, and others wait)",
     )
@@ -60,9 +65,12 @@ class _EngineLimits(OptionGroup):
         None,
         description="most tokens of prompt plus output; default: the executor's, which is the most",
     )
-    max_total_tokens: MaxTotalTokens = Field(4096, description="most tokens computed in one step")
+    max_total_tokens: MaxTotalTokens = Field(
+        _DEFAULTS.max_total_tokens, description="most tokens computed in one step"
+    )
     memory_threshold: float = Field(
-        0.9, description="share of KV blocks in use, 0 to 1, at which no prompt is admitted"
+        _DEFAULTS.memory_threshold,
+        description="share of KV blocks in use, 0 to 1, at which no prompt is admitted",
     )
 
 
@@ -86,7 +94,9 @@ class _AddressSettings(OptionGroup):
     )
 
 
-class SchedulerSettings(_AddressSettings, SchedulingSettings, _EngineLimits, ServiceSettings):
+class SchedulerSettings(
+    _AddressSettings, SchedulingSettings, _EngineLimits, LogSettings, ServiceSettings
+):
     """Settings of one scheduler service; validated where they are read."""
 
     group: ClassVar[Group] = Group.SERVICE
@@ -147,15 +157,11 @@ class SchedulerSettings(_AddressSettings, SchedulingSettings, _EngineLimits, Ser
     ready_file: Path | None = Field(
         None, description="file to write addresses and pid to, as JSON, once clients can connect"
     )
-    log_level: LogLevel = Field("info", description="least severe log event to print")
     logging_step_interval: int = Field(
         0,
         ge=0,
         description="steps from one line in the log on a step's time, shape and load to the next; "
         "0: none",
-    )
-    log_format: LogFormat = Field(
-        "console", description="logs as one JSON object per line, or as text for people"
     )
 
     @property

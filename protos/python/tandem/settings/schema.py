@@ -107,6 +107,15 @@ class ServiceSettings(OptionGroup):
         return replace(limits, max_model_len=max(limits.max_model_len, limits.block_size))
 
 
+class LogSettings(OptionGroup):
+    """Settings of a service's log."""
+
+    log_level: LogLevel = Field("info", description="least severe log event to print")
+    log_format: LogFormat = Field(
+        "console", description="logs as one JSON object per line, or as text for people"
+    )
+
+
 S = TypeVar("S", bound=ServiceSettings)
 
 

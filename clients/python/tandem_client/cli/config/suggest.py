@@ -14,11 +14,14 @@ from typing import Annotated, Any
 import typer
 
 from tandem.bundled_model import bundled_model
-from tandem.engine_config import MAX_GIB
+from tandem.engine_config import MAX_GIB, EngineConfig
+from tandem.settings.options import table_of
 from tandem_client.cli.config.tuning import Facts, Suggestion, Wishes, step_tokens
 from tandem_client.cli.config.tuning import suggest as suggest_limits
 from tandem_client.cli.shared import options
 from tandem_client.cli.shared.failures import ExitCode, fail, readable_errors
+
+DEFAULTS = EngineConfig()
 
 
 @readable_errors
@@ -33,7 +36,7 @@ def suggest(
     ] = 512,
     max_batch_size: Annotated[
         int, typer.Option(min=1, help="Sequences that are to run together.")
-    ] = 32,
+    ] = DEFAULTS.max_batch_size,
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Longest request; default: what the model supports.")
     ] = None,
@@ -47,7 +50,9 @@ def suggest(
             min=0.01, max=1, help="Share of that memory to use; default: as tandem up takes it."
         ),
     ] = None,
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens per KV block.")] = 16,
+    block_size: Annotated[
+        int, typer.Option(min=1, help="Tokens per KV block.")
+    ] = DEFAULTS.block_size,
     dtype: Annotated[str, typer.Option(help="As the executor's --dtype.")] = "auto",
     device: Annotated[str, typer.Option(help="As the executor's --device.")] = "auto",
     as_json: options.Json = False,
@@ -92,9 +97,8 @@ def _facts(flags: Sequence[str]) -> Facts:
     """Return the facts of an executor's dry run, in its own process: clients import no service."""
     # The dry run plans one block, because the number that fits is computed here.
     command = [sys.executable, "-m", "executor_svc", "--dry-run", "--log-format=json"]
-    environ = {
-        name: text for name, text in os.environ.items() if not name.startswith("TANDEM_EXECUTOR_")
-    }
+    prefix = table_of("executor").env_prefix
+    environ = {name: text for name, text in os.environ.items() if not name.startswith(prefix)}
     ran = subprocess.run(  # noqa: S603  # our own interpreter
         [*command, "--max-num-blocks=1", *flags],
         capture_output=True,

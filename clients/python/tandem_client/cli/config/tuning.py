@@ -118,7 +118,11 @@ def suggest(wishes: Wishes, facts: Facts) -> list[Suggestion]:
             value=step_tokens(wishes),
             reason=f"average length {wishes.avg_tokens} x batch {batch} x {TOKENS_FACTOR}",
         ),
-        Suggestion(name="memory_threshold", value=0.9, reason="room for running requests to grow"),
+        Suggestion(
+            name="memory_threshold",
+            value=EngineConfig().memory_threshold,
+            reason="room for running requests to grow",
+        ),
     ]
 
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from tandem.bundled_model import bundled_model
 from tandem.errors import AddressInUse, TandemError
 from tandem.network.listen_address import check_all_free
+from tandem.settings.options import table_of
 from tandem_client.admin import AdminClient
 from tandem_client.cli.local_server.service_config import ask_services, check_model
 from tandem_client.cli.local_server.services import (
@@ -37,7 +38,7 @@ from tandem_client.cli.up.service_flags import (
 from tandem_client.retry import NO_RETRY
 
 LISTENING = ("listen", "admin_listen", "metrics_listen")
-MODEL_VARIABLE = "TANDEM_EXECUTOR_MODEL"
+MODEL_VARIABLE = f"{table_of(EXECUTOR).env_prefix}MODEL"
 """Environment variable of the executor's model; the executor inherits this environment."""
 WATCH_S = 0.2
 DRAIN_LOOK_S = 1.0
