@@ -9,7 +9,7 @@ import torch
 from structlog.testing import capture_logs
 
 from kernels.linear import cpu, linear, reference
-from tests.kernels.triton.elementwise import numbers
+from tests.kernels.triton.row_wise.elementwise import numbers
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [

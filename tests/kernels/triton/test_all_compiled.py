@@ -8,17 +8,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 
 COMPILED_BY = {
-    "decode_rows._gather_rows_kernel": "test_elementwise_compiled.py",
-    "decode_rows._advance_rows_kernel": "test_elementwise_compiled.py",
+    "decode_rows._gather_rows_kernel": "row_wise/test_elementwise_compiled.py",
+    "decode_rows._advance_rows_kernel": "row_wise/test_elementwise_compiled.py",
     "linear.linear_kernel": "test_linear_compiled.py",
     "linear.merge_kernel": "test_linear_compiled.py",
-    "paged_attention.decode_kernel": "test_decode_compiled.py",
-    "paged_attention.merge_kernel": "test_decode_compiled.py",
-    "paged_attention.prefill_kernel": "test_prefill_compiled.py",
-    "patch_rows._patch_rows_kernel": "test_elementwise_compiled.py",
-    "rms_norm._rms_norm_kernel": "test_elementwise_compiled.py",
-    "rope_kv_write._rope_kv_write_kernel": "test_elementwise_compiled.py",
-    "silu_mul._silu_mul_kernel": "test_elementwise_compiled.py",
+    "paged_attention.decode_kernel": "paged_attention/test_decode_compiled.py",
+    "paged_attention.merge_kernel": "paged_attention/test_decode_compiled.py",
+    "paged_attention.prefill_kernel": "paged_attention/test_prefill_compiled.py",
+    "patch_rows._patch_rows_kernel": "row_wise/test_elementwise_compiled.py",
+    "rms_norm._rms_norm_kernel": "row_wise/test_elementwise_compiled.py",
+    "rope_kv_write._rope_kv_write_kernel": "row_wise/test_elementwise_compiled.py",
+    "silu_mul._silu_mul_kernel": "row_wise/test_elementwise_compiled.py",
     **dict.fromkeys(
         (
             "sampling._best_kernel",
@@ -34,7 +34,7 @@ COMPILED_BY = {
             "sampling._search_kernel",
             "sampling._weigh_kernel",
         ),
-        "test_sampling_compiled.py",
+        "sampling/test_sampling_compiled.py",
     ),
 }
 """Each kernel that is launched, by its operation and name, and the test that holds what it takes to limits."""

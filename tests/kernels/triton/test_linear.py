@@ -9,7 +9,7 @@ import triton
 from kernels.linear import reference
 from kernels.linear.triton_kernel import linear
 from kernels.linear.tuning import linear_tuning, splits
-from tests.kernels.triton.elementwise import numbers
+from tests.kernels.triton.row_wise.elementwise import numbers
 
 HALF = torch.float16
 DTYPES = [HALF, pytest.param(torch.float32, marks=pytest.mark.slow)]

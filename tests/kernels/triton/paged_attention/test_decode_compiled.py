@@ -46,7 +46,10 @@ CALLS += [
 @pytest.fixture(scope="module")
 def launches() -> list[tuple[dict[str, object], list[CompiledKernel]]]:
     requests = [
-        LaunchRequest(call="tests.kernels.triton.decode_launches:launch_decode", arguments=call)
+        LaunchRequest(
+            call="tests.kernels.triton.paged_attention.decode_launches:launch_decode",
+            arguments=call,
+        )
         for call in CALLS
     ]
     return list(zip(CALLS, compile_launches(requests), strict=True))

@@ -180,7 +180,7 @@ class TestCache:
         """
         Blocks behind the first 2**31 elements of the cache are found, and so are queries and outputs behind them.
         """
-        script = "from tests.kernels.triton.test_prefill_attention import attend_far; attend_far()"
+        script = "from tests.kernels.triton.paged_attention.test_prefill_attention import attend_far; attend_far()"
         done = subprocess.run(  # a process of its own: wrong addresses end it
             [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
         )

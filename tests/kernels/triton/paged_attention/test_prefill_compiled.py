@@ -18,7 +18,7 @@ from tests.kernels.triton.compiled import (
     LaunchRequest,
     compile_launches,
 )
-from tests.kernels.triton.prefill_launches import attention_shape
+from tests.kernels.triton.paged_attention.prefill_launches import attention_shape
 
 MAX_REGISTERS = {64: 168, 128: 224, 256: 255}
 """
@@ -44,7 +44,7 @@ CASES = [
 def request(case: tuple, **others: int) -> LaunchRequest:
     head_dim, block_size, dtype, window, length = case
     return LaunchRequest(
-        call="tests.kernels.triton.prefill_launches:launch_prefill",
+        call="tests.kernels.triton.paged_attention.prefill_launches:launch_prefill",
         arguments={
             "head_dim": head_dim,
             "block_size": block_size,

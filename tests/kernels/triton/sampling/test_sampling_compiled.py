@@ -36,7 +36,7 @@ REGISTERS = {
 
 @pytest.fixture(scope="module")
 def launches() -> list[list[CompiledKernel]]:
-    scenes = "tests.kernels.triton.sampling_launches"
+    scenes = "tests.kernels.triton.sampling.sampling_launches"
     draws = [
         LaunchRequest(
             call=f"{scenes}:launch_draw",
@@ -69,7 +69,7 @@ class TestCompiled:
         """
         rows, vocab_size, dtype = DRAWN[0]
         request = LaunchRequest(
-            call="tests.kernels.triton.sampling_launches:launch_draw",
+            call="tests.kernels.triton.sampling.sampling_launches:launch_draw",
             arguments={
                 "num_rows": rows,
                 "vocab_size": vocab_size,

@@ -15,7 +15,7 @@ from kernels.paged_attention import triton_decode
 from kernels.paged_attention.triton_decode import allocate_scratch, decode_attention
 from kernels.paged_attention.tuning import DecodeTuning, decode_splits, decode_tuning
 from tests.kernels.attention_error import assert_errs_little, attended
-from tests.kernels.triton.decode_scenes import DecodeScene, Heads, decode_scene
+from tests.kernels.triton.paged_attention.decode_scenes import DecodeScene, Heads, decode_scene
 
 INTERPRETED = triton.knobs.runtime.interpret
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

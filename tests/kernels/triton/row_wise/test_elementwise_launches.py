@@ -11,7 +11,7 @@ from kernels.patch_rows import triton_kernel as patch_triton
 from kernels.rms_norm import triton_kernel as norm_triton
 from kernels.rope_kv_write import triton_kernel as rope_triton
 from kernels.silu_mul import triton_kernel as gate_triton
-from tests.kernels.triton.elementwise import RopeScene, numbers
+from tests.kernels.triton.row_wise.elementwise import RopeScene, numbers
 
 BATCHES = (1, 2, 7, 16, 33)
 

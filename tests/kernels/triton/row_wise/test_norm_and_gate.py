@@ -13,7 +13,7 @@ from kernels.rms_norm import reference as norm_reference
 from kernels.rms_norm import triton_kernel as norm_triton
 from kernels.silu_mul import reference as gate_reference
 from kernels.silu_mul import triton_kernel as gate_triton
-from tests.kernels.triton.elementwise import assert_as_exact, each_dtype, numbers
+from tests.kernels.triton.row_wise.elementwise import assert_as_exact, each_dtype, numbers
 
 EPS = 1e-5
 

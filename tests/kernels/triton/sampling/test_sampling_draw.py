@@ -17,7 +17,7 @@ from kernels.sampling.noise import reference as noise
 from kernels.sampling.noise.triton_kernel import gumbel, random_bits
 from kernels.sampling.triton_kernel import Needs, draw
 from tests.kernels.sampling.rows import make_columns
-from tests.kernels.triton.sampling_scenes import mixed_columns, random_logits
+from tests.kernels.triton.sampling.sampling_scenes import mixed_columns, random_logits
 
 
 def drawn(logits, columns, device, needs=None):
@@ -284,7 +284,7 @@ FAR_ROWS = """
 import torch
 from kernels.sampling import reference
 from kernels.sampling.triton_kernel import Needs, draw
-from tests.kernels.triton.sampling_scenes import mixed_columns, random_logits
+from tests.kernels.triton.sampling.sampling_scenes import mixed_columns, random_logits
 
 stride = 1_100_000_000
 assert 2 * stride > 2**31

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels.rope_kv_write import reference, triton_kernel
-from tests.kernels.triton.elementwise import RopeScene, assert_as_exact, each_dtype
+from tests.kernels.triton.row_wise.elementwise import RopeScene, assert_as_exact, each_dtype
 
 
 class TestRopeKvWrite:
