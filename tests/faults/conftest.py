@@ -8,13 +8,13 @@ import sys
 import pytest
 
 from tests import model_zoo
-from tests.faults.executors import Zygote
-from tests.faults.other_weights import with_other_weights
-from tests.faults.reference import make_reference
+from tests.faults.processes.executors import Zygote
+from tests.faults.processes.other_weights import with_other_weights
+from tests.faults.processes.rig import Rig, RigSettings
 from tests.faults.report import table
-from tests.faults.rig import Rig, RigSettings
 from tests.faults.schedule import make_schedule
 from tests.faults.storm import Storm
+from tests.faults.workload.reference import make_reference
 
 SEED = int(os.environ.get("STORM_SEED", "7"))
 """Seed of every run, unless $STORM_SEED asks for that of a run that failed."""

@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 
 from scheduler_svc.core.observe.step_log import DECODE_LINE_INTERVAL
-from tests.faults.controlled import Controlled
-from tests.faults.load import StormRequest
-from tests.faults.marks import BAD_ROW_MARK, POISON_LATER_MARK, POISON_MARK
+from tests.faults.processes.rig import Rig
+from tests.faults.proxies.controlled import Controlled
 from tests.faults.readiness import ReadinessWatch
-from tests.faults.rig import Rig
 from tests.faults.schedule import Fault, Kind
-from tests.faults.streams import Run, Streams
+from tests.faults.workload.load import StormRequest
+from tests.faults.workload.marks import BAD_ROW_MARK, POISON_LATER_MARK, POISON_MARK
+from tests.faults.workload.streams import Run, Streams
 from tests.waiting import wait_until
 
 FAILURE_LIMIT_S = 300.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tests.faults.rig import RigSettings
+from tests.faults.processes.rig import RigSettings
 from tests.faults.schedule import BYTE_KINDS, MESSAGE_KINDS, Kind
 
 LOST_AFTER_S = 3.0

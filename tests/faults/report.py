@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tests.faults.schedule import Fault, Kind
-from tests.faults.streams import Gap
+from tests.faults.workload.streams import Gap
 
 AFFECTED_S = 0.5
 """Silence in seconds that counts a stream as affected by a fault."""

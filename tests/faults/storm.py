@@ -16,12 +16,12 @@ from tandem_client import NO_RETRY, RetryPolicy
 from tests.faults.injection import Target, inject
 from tests.faults.leaks import Holding, find_leaks, holdings
 from tests.faults.logs import find_problems
+from tests.faults.processes.rig import Rig
 from tests.faults.readiness import ReadinessWatch
-from tests.faults.reference import Reference
 from tests.faults.report import Line, Occurrence, summarize, table
-from tests.faults.rig import Rig
 from tests.faults.schedule import LINK_KINDS, SERVER_KINDS, Fault
-from tests.faults.streams import Streams
+from tests.faults.workload.reference import Reference
+from tests.faults.workload.streams import Streams
 from tests.waiting import wait_until
 
 FLOW_S = 180.0

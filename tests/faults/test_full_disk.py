@@ -8,7 +8,7 @@ import pytest
 
 from tandem_client import NO_RETRY, Client
 from tests.e2e.step_gate import StepGate
-from tests.faults.rig import Rig, RigSettings
+from tests.faults.processes.rig import Rig, RigSettings
 from tests.waiting import wait_until
 
 NUM_TOKENS = 200

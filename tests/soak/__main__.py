@@ -11,14 +11,14 @@ from pathlib import Path
 
 from tests import model_zoo
 from tests.e2e.cluster import BUNDLED_MODEL
-from tests.faults.executors import Zygote
 from tests.faults.kind_settings import settings_for
-from tests.faults.other_weights import with_other_weights
-from tests.faults.reference import make_reference
+from tests.faults.processes.executors import Zygote
+from tests.faults.processes.other_weights import with_other_weights
+from tests.faults.processes.rig import Rig
 from tests.faults.report import as_json, table
-from tests.faults.rig import Rig
 from tests.faults.schedule import Fault, Kind, make_schedule
 from tests.faults.storm import Storm, StormFailed
+from tests.faults.workload.reference import make_reference
 from tests.soak.results import Results
 from tests.soak.saturated import run_saturated
 

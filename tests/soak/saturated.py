@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from tandem_client import RetryPolicy
-from tests.faults.executors import Zygote
 from tests.faults.leaks import find_leaks, holdings
 from tests.faults.logs import find_problems
+from tests.faults.processes.executors import Zygote
+from tests.faults.processes.rig import Rig, RigSettings
 from tests.faults.readiness import ReadinessWatch
-from tests.faults.reference import Reference
-from tests.faults.rig import Rig, RigSettings
-from tests.faults.streams import Streams
+from tests.faults.workload.reference import Reference
+from tests.faults.workload.streams import Streams
 
 COPIES = 3
 """Number of workers that ask for each request at the same time."""

@@ -1,7 +1,7 @@
 """
 Process that starts executors in a moment: it has imported everything, and forks.
 
-    python -m tests.faults.zygote
+    python -m tests.faults.processes.zygote
 
 Importing PyTorch takes a core some seconds; a storm restarts executors dozens of times. This
 process never uses gRPC or computes, so that its children start as if they were alone.
@@ -20,8 +20,8 @@ from executor_svc.device.idle_threads import let_idle_threads_sleep
 let_idle_threads_sleep(os.environ)
 
 import executor_svc.server.server  # noqa: E402, F401  # for the children
-from tests.faults import faulty_executor  # noqa: E402
-from tests.faults.controlled import Json  # noqa: E402
+from tests.faults.processes import faulty_executor  # noqa: E402
+from tests.faults.proxies.controlled import Json  # noqa: E402
 
 _PR_SET_PDEATHSIG = 1
 

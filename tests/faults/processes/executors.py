@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from tests.e2e.cluster import ROOT, environment
-from tests.faults.step_count import StepCount
+from tests.faults.processes.step_count import StepCount
 from tests.ports import free_port
 from tests.waiting import wait_until
 
@@ -35,7 +35,7 @@ def clock_environment(folder: Path) -> dict[str, str]:
 
 class Zygote:
     """
-    The test's end of `tests.faults.zygote`; rigs may share one.
+    The test's end of `tests.faults.processes.zygote`; rigs may share one.
 
     Attributes:
         folder: Folder of its errors and its children's wall clock.
@@ -47,7 +47,7 @@ class Zygote:
         log = folder / "zygote.err"
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.zygote"],
+                [sys.executable, "-m", "tests.faults.processes.zygote"],
                 cwd=ROOT,
                 env=environment() | clock_environment(folder),
                 stdin=subprocess.PIPE,

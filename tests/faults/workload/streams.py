@@ -12,7 +12,7 @@ from typing import Any
 
 from tandem.errors import TandemError
 from tandem_client import AsyncClient, Delta, Done, Finished, RetryPolicy, Started
-from tests.faults.load import Output, StormRequest
+from tests.faults.workload.load import Output, StormRequest
 
 GAP_S = 0.2
 """Shortest silence of a stream, in seconds, that is noted."""

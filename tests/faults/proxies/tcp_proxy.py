@@ -1,7 +1,7 @@
 """
 A TCP proxy that treats connections badly when told to.
 
-    python -m tests.faults.tcp_proxy HOST:PORT
+    python -m tests.faults.proxies.tcp_proxy HOST:PORT
 
 Bytes that were read are never invented or lost unless the fault says so. While packets are
 "dropped" the proxy reads nothing, so that both ends see a network that swallows everything; TCP's
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tests.faults.controlled import Json, serve_commands
+from tests.faults.proxies.controlled import Json, serve_commands
 
 Result = TypeVar("Result")
 

@@ -27,8 +27,8 @@ import executor_svc.engine as executor_engine
 from executor_svc.step.runner import ModelRunner
 from tandem.link.batch import Batch, StepResult
 from tests.e2e.step_gate import StepGate
-from tests.faults.marks import BAD_ROW_MARK, MARK_LEN, POISON_LATER_MARK, POISON_MARK
-from tests.faults.step_count import StepCount
+from tests.faults.processes.step_count import StepCount
+from tests.faults.workload.marks import BAD_ROW_MARK, MARK_LEN, POISON_LATER_MARK, POISON_MARK
 
 LATER_TOKENS = 3
 """Number of output tokens after which a row marked to kill later does so."""

@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import median
 
 from tandem_client import NO_RETRY, FinishReason
-from tests.faults.executors import Zygote
-from tests.faults.load import Expected, StormRequest, storm_requests
-from tests.faults.rig import Rig, RigSettings
-from tests.faults.streams import Run, Streams
+from tests.faults.processes.executors import Zygote
+from tests.faults.processes.rig import Rig, RigSettings
+from tests.faults.workload.load import Expected, StormRequest, storm_requests
+from tests.faults.workload.streams import Run, Streams
 from tests.truth.equality import MIN_MEDIAN_COMPARED
 
 

@@ -2,7 +2,7 @@
 A gRPC proxy for tandem.executor.v1 that damages single messages of `Execute` when told to, and can
 record the margin by which each token won.
 
-    python -m tests.faults.message_proxy HOST:PORT
+    python -m tests.faults.proxies.message_proxy HOST:PORT
 
 It passes bytes on and understands only what it must: which messages are steps and results.
 """
@@ -21,8 +21,8 @@ from typing import Any
 import grpc
 
 from tandem.link.codec.wire import MAX_MESSAGE_BYTES
-from tests.faults.controlled import Json, serve_commands
-from tests.faults.margins import MarginRecorder
+from tests.faults.proxies.controlled import Json, serve_commands
+from tests.faults.proxies.margins import MarginRecorder
 
 HELD_S = 0.3
 """

@@ -14,12 +14,15 @@ import psutil
 from tandem.errors import TandemError
 from tandem_client import NO_RETRY, AdminClient, is_serving
 from tests.e2e.cluster import BUNDLED_MODEL, PATIENCE, Process, wait_idle
-from tests.faults.controlled import Controlled
-from tests.faults.executors import Executor, Zygote, clock_environment, working
+from tests.faults.processes.executors import Executor, Zygote, clock_environment, working
+from tests.faults.proxies.controlled import Controlled
 from tests.ports import free_port
 from tests.waiting import wait_until
 
-PROXIES = {"bytes": "tests.faults.tcp_proxy", "messages": "tests.faults.message_proxy"}
+PROXIES = {
+    "bytes": "tests.faults.proxies.tcp_proxy",
+    "messages": "tests.faults.proxies.message_proxy",
+}
 EXECUTOR_LIMITS = (
     "--max-num-blocks=3500",
     "--max-batch-size=96",
