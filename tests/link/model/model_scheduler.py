@@ -19,7 +19,7 @@ from tandem.link.batch import (
 )
 from tandem.link.scheduler_end import SchedulerEnd
 from tandem.link.slots.state_hash import StateHash, block_terms, generation_term, length_key
-from tests.link.model_requests import ModelRequest, Place
+from tests.link.model.model_requests import ModelRequest, Place
 
 SAMPLING = RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=5)
 

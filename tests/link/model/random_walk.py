@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tandem.link.batch import KvMode
-from tests.link.link_machine import DISASTERS, EVENTS, REPEATS, LinkMachine
+from tests.link.model.link_machine import DISASTERS, EVENTS, REPEATS, LinkMachine
 
 WEIGHTS = {
     "traffic": 40,

@@ -19,10 +19,10 @@ from tandem.link.executor_end import ExecutorEnd
 from tandem.link.scheduler_end import LinkState, SchedulerEnd
 from tandem.link.session import Attach, Attached, Heartbeat
 from tandem.link.slots.slot_state import SlotState
-from tests.link.fake_executor import FakeExecutor
-from tests.link.model_requests import ModelRequest, Place, identity_of, next_token
-from tests.link.model_scheduler import Geometry, ModelScheduler
-from tests.link.network import Stream
+from tests.link.model.fake_executor import FakeExecutor
+from tests.link.model.model_requests import ModelRequest, Place, identity_of, next_token
+from tests.link.model.model_scheduler import Geometry, ModelScheduler
+from tests.link.model.network import Stream
 from tests.link.values import scheduler_id
 
 Response = Attached | Heartbeat | StepResult | StepFailed

@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tandem.errors import TandemError
-from tests.link.link_machine import LinkMachine
-from tests.link.planted_bugs import PLANTED
-from tests.link.random_walk import walk
-from tests.link.world import Parts
+from tests.link.model.link_machine import LinkMachine
+from tests.link.model.planted_bugs import PLANTED
+from tests.link.model.random_walk import walk
+from tests.link.model.world import Parts
 
 EVERYDAY = settings(
     max_examples=30,

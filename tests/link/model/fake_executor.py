@@ -24,9 +24,9 @@ from tandem.link.codec.wire import decode_request, encode_response
 from tandem.link.executor_end import ExecutorEnd
 from tandem.link.session import Attach, SchedulerId
 from tandem.link.slots.slot_state import SlotState
-from tests.link.model_requests import extend, next_token
-from tests.link.model_scheduler import Geometry
-from tests.link.network import Stream
+from tests.link.model.model_requests import extend, next_token
+from tests.link.model.model_scheduler import Geometry
+from tests.link.model.network import Stream
 
 
 class FakeExecutor:

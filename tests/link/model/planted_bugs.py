@@ -10,10 +10,10 @@ from tandem.link.executor_end import ExecutorEnd
 from tandem.link.scheduler_end import LinkState, SchedulerEnd
 from tandem.link.slots.slot_state import SlotState
 from tandem.link.slots.state_hash import block_terms
-from tests.link.fake_executor import FakeExecutor
-from tests.link.model_requests import Place
-from tests.link.model_scheduler import ModelScheduler
-from tests.link.world import Parts
+from tests.link.model.fake_executor import FakeExecutor
+from tests.link.model.model_requests import Place
+from tests.link.model.model_scheduler import ModelScheduler
+from tests.link.model.world import Parts
 
 
 class TakesDuplicateSteps(ExecutorEnd):

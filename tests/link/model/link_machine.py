@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tandem.link.batch import KvMode
-from tests.link.model_requests import Place
-from tests.link.world import Parts, World
+from tests.link.model.model_requests import Place
+from tests.link.model.world import Parts, World
 
 WHO = st.sampled_from([0, 0, 0, 0, 1, 2])
 ANY = st.integers(0, 7)
