@@ -13,7 +13,7 @@ from scheduler_svc.executor_client.session_events import ExecutorSeen, SessionEn
 from tandem.errors import SessionLost
 from tandem.link.batch import ROW_SAMPLES, Batch, StepResult
 from tandem.link.session import Attached, LossCause
-from tests.scheduler_svc.service.fake_link import describe
+from tests.scheduler_svc.service.fakes.fake_link import describe
 
 NONE = np.zeros(0, np.int32)
 

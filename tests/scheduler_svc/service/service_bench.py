@@ -41,7 +41,7 @@ from scheduler_svc.service.wakeup import Wakeup
 from tandem.link.session import SchedulerId
 from tandem.sampling_params import SamplingParams
 from tests.scheduler_svc.ipc.frontend_socket import FrontendSocket
-from tests.scheduler_svc.service.fake_link import FakeLink
+from tests.scheduler_svc.service.fakes.fake_link import FakeLink
 from tests.scheduler_svc.service.token_rows import token_rows
 
 DEADLINE_S = 60.0

@@ -7,7 +7,7 @@ from scheduler_svc.ipc.messages import Accepted, Availability
 from scheduler_svc.ipc.sockets import FrontendGone
 from scheduler_svc.service.publisher import RETRY_S
 from tandem.admin.v1.stats_pb2 import GetStatsResponse
-from tests.scheduler_svc.service.arithmetic_runner import expected_outputs
+from tests.scheduler_svc.service.fakes.arithmetic_runner import expected_outputs
 from tests.waiting import wait_until
 
 STATES = ("waiting", "prefill", "decode")

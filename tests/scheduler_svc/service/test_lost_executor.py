@@ -12,8 +12,8 @@ from scheduler_svc.executor_client.session import STREAMS_IN_VAIN
 from tandem.errors import ModelChanged, SessionHeld, SessionLost
 from tandem.link.session import LossCause
 from tandem.status import PeerUnavailable
-from tests.scheduler_svc.service.arithmetic_runner import GEOMETRY
-from tests.scheduler_svc.service.fake_link import describe
+from tests.scheduler_svc.service.fakes.arithmetic_runner import GEOMETRY
+from tests.scheduler_svc.service.fakes.fake_link import describe
 from tests.scheduler_svc.service.three_requests import (
     NUM_PROMPT_TOKENS,
     assert_all_complete,

@@ -8,7 +8,7 @@ from scheduler_svc.executor_client.link_events import ConnectFailed, StreamMessa
 from scheduler_svc.ipc import snapshot
 from tandem.errors import IncompatibleExecutor, SessionLost, TandemError
 from tandem.link.batch import StepFailed
-from tests.scheduler_svc.service.arithmetic_runner import GEOMETRY, expected_outputs
+from tests.scheduler_svc.service.fakes.arithmetic_runner import GEOMETRY, expected_outputs
 
 PROMPTS = [[5, 6, 7], [8], list(range(20, 40))]
 

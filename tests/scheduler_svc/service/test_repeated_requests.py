@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core.request.request import FinishReason
-from tests.scheduler_svc.service.arithmetic_runner import expected_outputs
+from tests.scheduler_svc.service.fakes.arithmetic_runner import expected_outputs
 
 KEY = {"idempotency_key": "k", "fingerprint": b"f", "seed": 4}
 

@@ -17,8 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from scheduler_svc.config.settings import SchedulerSettings
 from scheduler_svc.service.service import SAME_SIGNAL_S, scheduler_id
 from tests.ports import free_port
-from tests.scheduler_svc.service.arithmetic_runner import ArithmeticRunner
-from tests.scheduler_svc.service.grpc_executor import GrpcExecutor
+from tests.scheduler_svc.service.fakes.arithmetic_runner import ArithmeticRunner
+from tests.scheduler_svc.service.fakes.grpc_executor import GrpcExecutor
 from tests.scheduler_svc.service.service_bench import FakeFrontend
 from tests.waiting import wait_until
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tests.scheduler_svc.service.arithmetic_runner import expected_outputs
+from tests.scheduler_svc.service.fakes.arithmetic_runner import expected_outputs
 from tests.scheduler_svc.service.service_bench import DEADLINE_S, ServiceBench
 
 PROMPT = [5, 6, 7, 8, 9]

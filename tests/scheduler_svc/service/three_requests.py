@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler_svc.ipc import snapshot
-from tests.scheduler_svc.service.arithmetic_runner import expected_outputs
+from tests.scheduler_svc.service.fakes.arithmetic_runner import expected_outputs
 
 PROMPTS = [[5, 6, 7], [8], list(range(20, 40))]
 NUM_PROMPT_TOKENS = sum(len(prompt) for prompt in PROMPTS)

@@ -23,7 +23,7 @@ from tandem.link.executor_end import ExecutorEnd
 from tandem.link.session import Attach, Heartbeat, SchedulerId
 from tandem.sampling_params import SamplingParams
 from tandem.status import PeerUnavailable
-from tests.scheduler_svc.service.arithmetic_runner import GEOMETRY, ArithmeticRunner
+from tests.scheduler_svc.service.fakes.arithmetic_runner import GEOMETRY, ArithmeticRunner
 
 SCHEDULER = SchedulerId(name="test", incarnation="1")
 

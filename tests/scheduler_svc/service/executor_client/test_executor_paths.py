@@ -14,7 +14,7 @@ from scheduler_svc.executor_client.probe import ExecutorProbe
 from scheduler_svc.ipc import snapshot
 from tests.faults.proxies.tcp_proxy import TcpProxy
 from tests.ports import free_port
-from tests.scheduler_svc.service.grpc_executor import GrpcExecutor
+from tests.scheduler_svc.service.fakes.grpc_executor import GrpcExecutor
 from tests.scheduler_svc.service.three_requests import NUM_PROMPT_TOKENS, assert_all_complete, start
 
 

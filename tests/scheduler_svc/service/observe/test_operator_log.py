@@ -6,7 +6,7 @@ import re
 
 import structlog
 
-from tests.scheduler_svc.service.arithmetic_runner import expected_outputs
+from tests.scheduler_svc.service.fakes.arithmetic_runner import expected_outputs
 
 
 def lines(logs, part: str) -> list[tuple[str, str]]:

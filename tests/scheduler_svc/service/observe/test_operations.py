@@ -5,7 +5,7 @@ import pytest
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.ipc import snapshot
 from tandem.link.batch import KvMode, Resume, StepTimings, Suspend
-from tests.scheduler_svc.service.arithmetic_runner import expected_outputs
+from tests.scheduler_svc.service.fakes.arithmetic_runner import expected_outputs
 
 PROMPT = [5, 6, 7, 8, 9]
 

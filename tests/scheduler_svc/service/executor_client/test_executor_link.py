@@ -12,8 +12,8 @@ from tandem.errors import SessionHeld
 from tandem.link.codec.checksum import seal
 from tandem.link.session import SchedulerId
 from tests.ports import free_port
-from tests.scheduler_svc.service.arithmetic_runner import GEOMETRY
-from tests.scheduler_svc.service.grpc_executor import GrpcExecutor
+from tests.scheduler_svc.service.fakes.arithmetic_runner import GEOMETRY
+from tests.scheduler_svc.service.fakes.grpc_executor import GrpcExecutor
 from tests.scheduler_svc.service.service_bench import DEADLINE_S
 from tests.scheduler_svc.service.three_requests import (
     NUM_PROMPT_TOKENS,

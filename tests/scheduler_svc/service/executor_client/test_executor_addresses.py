@@ -12,7 +12,7 @@ import structlog
 from tandem.errors import Draining, SessionHeld
 from tandem.link.session import SchedulerId
 from tests.ports import free_port
-from tests.scheduler_svc.service.grpc_executor import GrpcExecutor
+from tests.scheduler_svc.service.fakes.grpc_executor import GrpcExecutor
 from tests.scheduler_svc.service.three_requests import assert_all_complete, start
 
 pytestmark = pytest.mark.usefixtures("one_by_one")

@@ -22,7 +22,7 @@ from tandem.link.codec.wire import decode_request, encode_response
 from tandem.link.executor_end import ExecutorEnd
 from tandem.link.session import Attach, SchedulerId
 from tandem.status import to_grpc_status
-from tests.scheduler_svc.service.arithmetic_runner import GEOMETRY, ArithmeticRunner
+from tests.scheduler_svc.service.fakes.arithmetic_runner import GEOMETRY, ArithmeticRunner
 
 HEARTBEAT_S = 0.02
 _PREFIX = "/tandem.executor.v1.ExecutorService/"
