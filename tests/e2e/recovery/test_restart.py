@@ -19,7 +19,7 @@ from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tandem.status import from_rpc_error
 from tandem_client import Client, Delta, FinishReason, RetryPolicy, is_serving
 from tests.e2e.cluster import Cluster, paused
-from tests.e2e.failover import NO_LEASE_MS
+from tests.e2e.recovery.failover import NO_LEASE_MS
 from tests.ports import free_port
 from tests.waiting import LIMIT_S, wait_until
 

@@ -38,7 +38,7 @@ def reader(cluster, num_ids):
     """Start a client process that reads one long stream; kill it at the end."""
     arguments = [cluster.address, str(num_ids), str(MAX_TOKENS)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.e2e.reader", *arguments],
+        [sys.executable, "-m", "tests.e2e.recovery.reader", *arguments],
         cwd=ROOT,
         env=environment(),
         stdout=subprocess.PIPE,

@@ -6,7 +6,7 @@ import pytest
 
 from tandem.errors import ExecutorLost, ModelChanged
 from tests.e2e.cluster import paused
-from tests.e2e.failover import Fleet, Reader
+from tests.e2e.recovery.failover import Fleet, Reader
 from tests.ports import free_port
 from tests.waiting import LIMIT_S, wait_until
 
