@@ -174,10 +174,10 @@ def _preparations(
     if device == "cpu":
         yield outcomes
         return
-    write = ("-m", "tests.gpu.offline", "--models", str(folder), "--only-write")
+    write = ("-m", "tests.gpu.rates.offline", "--models", str(folder), "--only-write")
     parts = [Part(name="weights", arguments=write, limit_s=BUDGET_S, read=nothing_read)]
     if _is_there("flashinfer"):
-        warm = ("-m", "tests.gpu.flashinfer_warm")
+        warm = ("-m", "tests.gpu.rates.flashinfer_warm")
         parts.append(Part(name="flashinfer", arguments=warm, limit_s=BUDGET_S, read=nothing_read))
     children = [Child(part, part.limit_s, environment) for part in parts]
     try:

@@ -100,12 +100,20 @@ def _benches(folder: Path) -> Stage:
         ),
         Part(
             name="idle",
-            arguments=("-m", "tests.gpu.idle", *models, "--device", "cuda", "--window", "2"),
+            arguments=("-m", "tests.gpu.rates.idle", *models, "--device", "cuda", "--window", "2"),
             limit_s=60,
         ),
         Part(
             name="offline",
-            arguments=("-m", "tests.gpu.offline", *models, "--device", "cuda", "--limit-s", "53"),
+            arguments=(
+                "-m",
+                "tests.gpu.rates.offline",
+                *models,
+                "--device",
+                "cuda",
+                "--limit-s",
+                "53",
+            ),
             limit_s=110,
             least_s=40,
         ),
@@ -156,7 +164,16 @@ def stages_on_cpu(folder: Path) -> list[Stage]:
         Part(
             name="idle",
             arguments=(
-                *("-m", "tests.gpu.idle", *models, "--device", "cpu", "--tiny", "--rows", "2"),
+                *(
+                    "-m",
+                    "tests.gpu.rates.idle",
+                    *models,
+                    "--device",
+                    "cpu",
+                    "--tiny",
+                    "--rows",
+                    "2",
+                ),
                 *("--steps", "10"),
             ),
             limit_s=120,
@@ -164,7 +181,7 @@ def stages_on_cpu(folder: Path) -> list[Stage]:
         Part(
             name="offline",
             arguments=(
-                *("-m", "tests.gpu.offline", *models, "--device", "cpu", "--tiny"),
+                *("-m", "tests.gpu.rates.offline", *models, "--device", "cpu", "--tiny"),
                 *("--limit-s", "60"),
             ),
             limit_s=150,

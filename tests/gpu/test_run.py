@@ -19,12 +19,12 @@ import torch
 from tandem_bench.kernels import command as kernels
 from tandem_bench.model import decode_steps, roofline
 from tests.gpu import __main__ as script
-from tests.gpu import idle, offline
 from tests.gpu.__main__ import main
 from tests.gpu.parts import ROOT, Outcome, Part, count_tests, read_rows, run_parts
 from tests.gpu.plan import BUDGET_S, WITHOUT_A_DEVICE, stages_on_cpu, stages_on_gpu
+from tests.gpu.rates import idle, offline
+from tests.gpu.rates.workload import Requests
 from tests.gpu.results import aims, write_results
-from tests.gpu.workload import Requests
 from tests.waiting import wait_until
 
 PARSERS = {"kernels": kernels._parser, "model": decode_steps._parser, "roofline": roofline._parser}
@@ -173,7 +173,7 @@ class TestPlan:
         """
         Every flag of every script of this folder among the parts exists.
         """
-        parsers = {"tests.gpu.idle": idle._parser, "tests.gpu.offline": offline._parser}
+        parsers = {"tests.gpu.rates.idle": idle._parser, "tests.gpu.rates.offline": offline._parser}
         parts = [part for part in parts_of(make(Path())) if part.arguments[1] in parsers]
         assert set(parsers) == {part.arguments[1] for part in parts}
         for part in parts:

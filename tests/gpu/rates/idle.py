@@ -1,5 +1,5 @@
 """
-`python -m tests.gpu.idle`: how much of its time a device has nothing to do while requests decode, through both services and
+`python -m tests.gpu.rates.idle`: how much of its time a device has nothing to do while requests decode, through both services and
 gRPC. Prints a JSON list of one row.
 
 Busy is what the executor reports of its steps, added up by the scheduler; what is left of the clock's time is idle.
@@ -20,7 +20,7 @@ from urllib.request import ProxyHandler, build_opener
 
 from tandem.process.printing_commands import end_by_signals
 from tests.e2e.cluster import Process
-from tests.gpu.offline import write_model
+from tests.gpu.rates.offline import write_model
 from tests.waiting import wait_until
 
 _BLOCK_SIZE = 16

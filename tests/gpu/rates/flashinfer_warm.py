@@ -1,4 +1,4 @@
-"""`python -m tests.gpu.flashinfer_warm`: have FlashInfer compile what is compared with later, while tests run."""
+"""`python -m tests.gpu.rates.flashinfer_warm`: have FlashInfer compile what is compared with later, while tests run."""
 
 from __future__ import annotations
 

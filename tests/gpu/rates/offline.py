@@ -1,5 +1,5 @@
 """
-`python -m tests.gpu.offline`: 256 requests at once through the embedded engine and through transformers' continuous
+`python -m tests.gpu.rates.offline`: 256 requests at once through the embedded engine and through transformers' continuous
 batching, with the same random weights, on one device. Prints a JSON list.
 
 An engine that does not finish in time has a rate below all tokens over that time, and is reported so.
@@ -23,7 +23,7 @@ from tandem_bench.device.json_rows import JsonRows
 from tandem_bench.device.sizes import MODEL_SIZES
 from tandem_bench.offline.checkpoints import random_model
 from tandem_embedded import GenerationParams, InferenceEngine
-from tests.gpu.workload import Requests
+from tests.gpu.rates.workload import Requests
 
 ENGINES = ("tandem", "transformers")
 TEMPERATURE = 0.6
@@ -56,7 +56,7 @@ def _in_own_process(engine: str, model: Path, given: argparse.Namespace) -> dict
     Return what an engine did; None where it failed, with the reason in its own words on stderr.
     """
     flags = ["--engine", engine, "--model", str(model), "--device", given.device]
-    command = [sys.executable, "-m", "tests.gpu.offline", *flags, *["--tiny"] * given.tiny]
+    command = [sys.executable, "-m", "tests.gpu.rates.offline", *flags, *["--tiny"] * given.tiny]
     started_s = time.monotonic()
     try:
         done = subprocess.run(
