@@ -142,7 +142,7 @@ def _verdict(mutant: Mutant | None, *, is_brief: bool) -> str:
         stem = Path(mutant.path).stem
         first = {f"test_{name}.py" for name in (stem, "bounds", *RELATED.get(stem, ()))} & names
     try:
-        walks = importlib.import_module("tests.scheduler_svc.core.random_walk")
+        walks = importlib.import_module("tests.scheduler_svc.core.properties.random_walk")
         walks.walk_all(range(NUM_WALKS), num_events=25)
     except BaseException as error:  # noqa: BLE001  # whatever it is, the mutant is noticed
         return f"walks: {type(error).__name__}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scheduler_svc.core.core_machine import check
+from tests.scheduler_svc.core.properties.core_machine import check
 
 
 class TestProperties:

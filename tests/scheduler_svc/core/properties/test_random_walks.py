@@ -8,8 +8,8 @@ from dataclasses import asdict
 import pytest
 
 from scheduler_svc.core.request.request import FinishReason
-from tests.scheduler_svc.core.core_world import CoreWorld
-from tests.scheduler_svc.core.random_walk import walk, walk_all
+from tests.scheduler_svc.core.properties.core_world import CoreWorld
+from tests.scheduler_svc.core.properties.random_walk import walk, walk_all
 
 MET = {
     *(reason.name for reason in FinishReason),

@@ -12,7 +12,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.scheduler_svc.core.core_world import EVERYTHING, CoreWorld
+from tests.scheduler_svc.core.properties.core_world import EVERYTHING, CoreWorld
 
 
 class CoreMachine(RuleBasedStateMachine):

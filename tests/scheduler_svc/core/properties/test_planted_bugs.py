@@ -19,7 +19,7 @@ from scheduler_svc.core.request.options import PreemptionMode, VictimRule
 from scheduler_svc.core.slots import slots
 from scheduler_svc.core.state import state, suspects
 from tandem.errors import InvalidLogits
-from tests.scheduler_svc.core.random_walk import walk_all
+from tests.scheduler_svc.core.properties.random_walk import walk_all
 
 
 def leak_a_block(monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from tests.scheduler_svc.core.core_world import EVERYTHING, CoreWorld, draw_options
+from tests.scheduler_svc.core.properties.core_world import EVERYTHING, CoreWorld, draw_options
 
 
 def walk(seed: int, num_events: int, **options) -> CoreWorld:
