@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ MAX_SOURCE_LINES = 400
 MAX_TEST_LINES = 500
 MAX_FUNCTION_LINES = 60
 MAX_PROTO_LINES = 350
+MAX_FOLDER_FILES = 15
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -79,6 +81,14 @@ class TestSizes:
             if len(path.read_text().splitlines()) > MAX_PROTO_LINES
         ]
         assert [] == too_long
+
+    def test_folder_is_within_its_limit(self):
+        """
+        A folder holds at most 15 Python files, of products and of tests; generated ones do not count.
+        """
+        sizes = Counter(str(path.parent.relative_to(ROOT)) for path in python_files())
+        too_full = {folder: size for folder, size in sizes.items() if size > MAX_FOLDER_FILES}
+        assert {} == too_full
 
 
 class TestSpecification:
