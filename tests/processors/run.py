@@ -85,7 +85,7 @@ class Outcome:
 
 Conditions: TypeAlias = dict[str, Any]
 Record: TypeAlias = tuple[Conditions, dict[str, Outcome]]
-"""What pytest reported by setting, and under which conditions."""
+"""Outcomes that pytest reported by setting, and the conditions of the run."""
 
 
 def environment(setting: str, outer: Mapping[str, str]) -> dict[str, str]:
