@@ -2,72 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from tandem.errors import InternalError, OutOfMemory, TandemError
 
 _LIBRARY = "libcuda.so.1"
-_OUT_OF_MEMORY = 2
-_PINNED, _ON_DEVICE, _READ_WRITE, _MINIMUM = 1, 1, 3, 0
-_FUNCTIONS = (
-    "cuMemGetAllocationGranularity",
-    "cuMemAddressReserve",
-    "cuMemAddressFree",
-    "cuMemCreate",
-    "cuMemRelease",
-    "cuMemMap",
-    "cuMemUnmap",
-    "cuMemSetAccess",
-)
 
 
 class DriverMissing(RuntimeError):
-    """The machine has no CUDA driver, or one without virtual memory (before CUDA 10.2)."""
-
-
-class _Location(ctypes.Structure):
-    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
-
-
-class _Flags(ctypes.Structure):
-    _fields_ = (
-        ("compression_type", ctypes.c_ubyte),
-        ("gpu_direct_rdma_capable", ctypes.c_ubyte),
-        ("usage", ctypes.c_ushort),
-        ("reserved", ctypes.c_ubyte * 4),
-    )
-
-
-class _Properties(ctypes.Structure):
-    """`CUmemAllocationProp`."""
-
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("requested_handle_types", ctypes.c_int),
-        ("location", _Location),
-        ("win32_handle_metadata", ctypes.c_void_p),
-        ("flags", _Flags),
-    )
-
-
-class _Access(ctypes.Structure):
-    """`CUmemAccessDesc`."""
-
-    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
+    """The machine has no CUDA driver, one that is too old, or no cuda-bindings to call it with."""
 
 
 class DriverLibrary:
-    """The driver's functions, each called by name with numbers of the right width."""
+    """The CUDA driver through cuda-bindings, with errors of ours for the codes that it returns."""
 
-    def __init__(self, library: Any) -> None:
-        """`library`: has the functions as attributes, as `ctypes.CDLL` does."""
-        missing = [name for name in _FUNCTIONS if not hasattr(library, name)]
-        if missing:
-            raise DriverMissing(f"the driver has no {', '.join(missing)}")
-        self._library = library
+    def __init__(self, driver: Any) -> None:
+        """`driver`: the module `cuda.bindings.driver`, or one with the same names."""
+        self.driver = driver
 
     @classmethod
     def load(cls) -> DriverLibrary:
@@ -75,27 +27,30 @@ class DriverLibrary:
         Load the driver of this machine.
 
         Raises:
-            DriverMissing: There is no driver, or it is too old.
+            DriverMissing: There is no driver, it is too old, or cuda-bindings is not installed.
         """
         try:
-            return cls(ctypes.CDLL(_LIBRARY))
-        except OSError as error:
-            raise DriverMissing(f"{_LIBRARY} cannot be loaded ({error})") from error
+            from cuda.bindings import driver  # noqa: PLC0415  # only where CUDA is
 
-    def call(self, name: str, *arguments: Any) -> None:
+            driver.cuDriverGetVersion()  # the first call loads the library
+        except (ImportError, RuntimeError) as error:
+            raise DriverMissing(f"{_LIBRARY} cannot be loaded ({error})") from error
+        return cls(driver)
+
+    def call(self, name: str, *arguments: Any) -> Any:
         """
-        Call a function.
+        Call a function and return its result, or None if it has none.
 
         Raises:
             OutOfMemory: The device has no memory left.
             InternalError: The driver refuses for another reason.
         """
-        function: Callable[..., int] = getattr(self._library, name)
-        code = function(*arguments)
-        if code == _OUT_OF_MEMORY:
+        code, *results = getattr(self.driver, name)(*arguments)
+        if code == self.driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise OutOfMemory(f"the device has no memory left for the KV ({name})")
-        if code:
-            raise InternalError(f"the CUDA driver refused {name}: error {code}")
+        if code != self.driver.CUresult.CUDA_SUCCESS:
+            raise InternalError(f"the CUDA driver refused {name}: error {int(code)}")
+        return results[0] if results else None
 
 
 class CudaVirtualMemory:
@@ -116,21 +71,18 @@ class CudaVirtualMemory:
             OutOfMemory: The device has less memory left.
         """
         self._library = library
-        self._location = _Location(_ON_DEVICE, device_index)
-        self._properties = _Properties(type=_PINNED, location=self._location)
+        driver = library.driver
+        self._properties = driver.CUmemAllocationProp()
+        self._properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        self._access = driver.CUmemAccessDesc()
+        self._access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        for location in (self._properties.location, self._access.location):
+            location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+            location.id = device_index
         self._num_bytes = self._rounded(max(1, num_bytes))
-        self._handle: list[int] = []
+        self._handle: list[Any] = []
         """The memory's handle while it is mapped; empty otherwise."""
-        address = ctypes.c_uint64()
-        library.call(
-            "cuMemAddressReserve",
-            ctypes.byref(address),
-            ctypes.c_size_t(self._num_bytes),
-            ctypes.c_size_t(0),
-            ctypes.c_uint64(0),
-            ctypes.c_uint64(0),
-        )
-        self.address = int(address.value)
+        self.address = int(library.call("cuMemAddressReserve", self._num_bytes, 0, 0, 0))
         arguments = (library, self.address, self._num_bytes, self._handle)
         end = weakref.finalize(self, _free, *arguments)
         end.atexit = False  # by then CUDA may be gone; the end of the process frees
@@ -146,27 +98,15 @@ class CudaVirtualMemory:
         """
         if self._handle:
             return
-        handle = ctypes.c_uint64()
-        size, address = ctypes.c_size_t(self._num_bytes), ctypes.c_uint64(self.address)
-        self._library.call(
-            "cuMemCreate",
-            ctypes.byref(handle),
-            size,
-            ctypes.byref(self._properties),
-            ctypes.c_uint64(0),
-        )
+        handle = self._library.call("cuMemCreate", self._num_bytes, self._properties, 0)
         try:
-            zero = ctypes.c_size_t(0)
-            self._library.call("cuMemMap", address, size, zero, handle, ctypes.c_uint64(0))
+            self._library.call("cuMemMap", self.address, self._num_bytes, 0, handle, 0)
         except TandemError:
             self._library.call("cuMemRelease", handle)
             raise
-        self._handle.append(int(handle.value))
-        access = _Access(location=self._location, flags=_READ_WRITE)
+        self._handle.append(handle)
         try:
-            self._library.call(
-                "cuMemSetAccess", address, size, ctypes.byref(access), ctypes.c_size_t(1)
-            )
+            self._library.call("cuMemSetAccess", self.address, self._num_bytes, [self._access], 1)
         except TandemError:
             self.unmap()
             raise
@@ -176,22 +116,21 @@ class CudaVirtualMemory:
         _unmap(self._library, self.address, self._num_bytes, self._handle)
 
     def _rounded(self, num_bytes: int) -> int:
-        unit = ctypes.c_size_t()
-        self._library.call(
+        flags = self._library.driver.CUmemAllocationGranularity_flags
+        unit: int = self._library.call(
             "cuMemGetAllocationGranularity",
-            ctypes.byref(unit),
-            ctypes.byref(self._properties),
-            ctypes.c_int(_MINIMUM),
+            self._properties,
+            flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM,
         )
-        return -(-num_bytes // unit.value) * unit.value
+        return -(-num_bytes // unit) * unit
 
 
-def _unmap(library: DriverLibrary, address: int, num_bytes: int, handle: list[int]) -> None:
+def _unmap(library: DriverLibrary, address: int, num_bytes: int, handle: list[Any]) -> None:
     if handle:
-        library.call("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(num_bytes))
-        library.call("cuMemRelease", ctypes.c_uint64(handle.pop()))
+        library.call("cuMemUnmap", address, num_bytes)
+        library.call("cuMemRelease", handle.pop())
 
 
-def _free(library: DriverLibrary, address: int, num_bytes: int, handle: list[int]) -> None:
+def _free(library: DriverLibrary, address: int, num_bytes: int, handle: list[Any]) -> None:
     _unmap(library, address, num_bytes, handle)
-    library.call("cuMemAddressFree", ctypes.c_uint64(address), ctypes.c_size_t(num_bytes))
+    library.call("cuMemAddressFree", address, num_bytes)

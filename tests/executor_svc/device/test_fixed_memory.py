@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
+import sys
+from enum import IntEnum
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from executor_svc.config.settings import load_settings
 from executor_svc.device import fixed_memory as module
 from executor_svc.device.fixed_memory import fixed_memory
-from executor_svc.device.virtual_memory import CudaVirtualMemory, DriverLibrary, DriverMissing
+from executor_svc.device.virtual_memory import CudaVirtualMemory, DriverLibrary
 from executor_svc.engine import load_engine
 from tandem.errors import InternalError, InvalidConfig, OutOfMemory
 
@@ -23,8 +24,26 @@ ADDRESS = 0x7000_0000_0000
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1
 
 
+class Result(IntEnum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_INVALID_VALUE = INVALID_VALUE
+    CUDA_ERROR_OUT_OF_MEMORY = OUT_OF_MEMORY
+
+
+def described() -> SimpleNamespace:
+    """Return a structure of the driver that has a location and is not filled in yet."""
+    return SimpleNamespace(location=SimpleNamespace())
+
+
 class Driver:
-    """Functions of the driver; `calls` has what they were asked, `codes` what they answer if not 0."""
+    """Part of `cuda.bindings.driver`; `calls` has what was asked, `codes` what is answered if not 0."""
+
+    CUresult = Result
+    CUmemAllocationProp = CUmemAccessDesc = staticmethod(described)
+    CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
+    CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
+    CUmemAccess_flags = SimpleNamespace(CU_MEM_ACCESS_FLAGS_PROT_READWRITE=3)
+    CUmemAllocationGranularity_flags = SimpleNamespace(CU_MEM_ALLOC_GRANULARITY_MINIMUM=0)
 
     def __init__(self):
         self.calls = []
@@ -33,47 +52,44 @@ class Driver:
 
     def _note(self, name, *what):
         self.calls.append((name, *what))
-        return self.codes.get(name, 0)
+        return Result(self.codes.get(name, 0))
 
-    def cuMemGetAllocationGranularity(self, unit, properties, option):
-        found = properties._obj
-        assert (1, 0, 1) == (found.type, found.requested_handle_types, found.location.type)
-        assert 0 == option.value
-        unit._obj.value = GRANULARITY
-        return 0
+    def cuMemGetAllocationGranularity(self, properties, option):
+        assert (1, 1) == (properties.type, properties.location.type)
+        assert 0 == option
+        return Result.CUDA_SUCCESS, GRANULARITY
 
-    def cuMemAddressReserve(self, address, size, alignment, wanted, flags):
-        address._obj.value = ADDRESS
-        assert 0 == alignment.value == wanted.value == flags.value
-        return self._note("reserve", size.value)
+    def cuMemAddressReserve(self, size, alignment, wanted, flags):
+        assert 0 == alignment == wanted == flags
+        return self._note("reserve", size), ADDRESS
 
     def cuMemAddressFree(self, address, size):
-        return self._note("free", address.value, size.value)
+        return (self._note("free", address, size),)
 
-    def cuMemCreate(self, handle, size, properties, flags):
-        assert (3, 0) == (properties._obj.location.id, flags.value)
+    def cuMemCreate(self, size, properties, flags):
+        assert (3, 0) == (properties.location.id, flags)
         self._next_handle += 1
-        handle._obj.value = self._next_handle
-        return self._note("create", size.value)
+        return self._note("create", size), self._next_handle
 
     def cuMemRelease(self, handle):
-        return self._note("release", handle.value)
+        return (self._note("release", handle),)
 
     def cuMemMap(self, address, size, offset, handle, flags):
-        assert 0 == offset.value == flags.value
-        return self._note("map", address.value, size.value, handle.value)
+        assert 0 == offset == flags
+        return (self._note("map", address, size, handle),)
 
     def cuMemUnmap(self, address, size):
-        return self._note("unmap", address.value, size.value)
+        return (self._note("unmap", address, size),)
 
     def cuMemSetAccess(self, address, size, access, count):
-        assert (1, 3, 3, 1) == (
-            access._obj.location.type,
-            access._obj.location.id,
-            access._obj.flags,
-            count.value,
-        )
-        return self._note("access", address.value, size.value)
+        (one,) = access
+        assert (1, 3, 3, 1) == (one.location.type, one.location.id, one.flags, count)
+        return (self._note("access", address, size),)
+
+
+def fail() -> None:
+    """Fail as cuda-bindings does where the driver cannot be loaded or has not all functions."""
+    raise RuntimeError("no such function")
 
 
 @pytest.fixture
@@ -200,26 +216,25 @@ class TestOnADevice:
         assert ("access", ADDRESS, GRANULARITY) == driver.calls[-1]
         assert ("map", ADDRESS, GRANULARITY, 103) == driver.calls[-2]
 
-    def test_old_driver_is_named_by_what_it_lacks(self, driver):
+    @pytest.mark.parametrize(
+        ("bindings", "why"),
+        [
+            (None, "cuda.bindings"),
+            (SimpleNamespace(driver=SimpleNamespace(cuDriverGetVersion=fail)), "no such function"),
+        ],
+        ids=["no-bindings", "no-driver"],
+    )
+    def test_machine_without_a_driver_is_refused_with_what_to_do(self, monkeypatch, bindings, why):
         """
-        A driver without virtual memory is refused with the functions that it has not.
+        Without a CUDA driver, with one too old, or without cuda-bindings the setting is refused, and the error says what
+        happens without it.
         """
-        old = SimpleNamespace(cuMemMap=driver.cuMemMap)
-        with pytest.raises(DriverMissing, match="the driver has no cuMemGetAllocationGranularity"):
-            DriverLibrary(old)
-
-    def test_machine_without_a_driver_is_refused_with_what_to_do(self, monkeypatch):
-        """
-        Without a CUDA driver the setting is refused, and the error says what happens without it.
-        """
-
-        def missing(name):
-            raise OSError(f"{name}: cannot open shared object file")
-
-        monkeypatch.setattr(ctypes, "CDLL", missing)
+        monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace())
+        monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
         with pytest.raises(InvalidConfig, match="Static KV memory pointers require") as error:
             fixed_memory(100, torch.device("cuda", 0))
         assert "libcuda.so.1 cannot be loaded" in error.value.message
+        assert why in error.value.message
         assert "graphs are then captured again after a suspension" in error.value.message
 
 
