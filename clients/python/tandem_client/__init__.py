@@ -31,15 +31,14 @@ if TYPE_CHECKING:
         Model,
         Prefilled,
         Queued,
-        ResolvedParams,
         Scheduled,
         Started,
         Timings,
         TokenLogprobs,
         Usage,
     )
+    from tandem_client.params import SAMPLING_PRESETS, GenerateOptions, ResolvedParams
     from tandem_client.profile import Profile, ProfileProgress
-    from tandem_client.request import SAMPLING_PRESETS, GenerateOptions
     from tandem_client.retry import NO_RETRY, RetryPolicy
     from tandem_client.stream import GenerationStream
 
@@ -95,10 +94,10 @@ _HOMES = {
     "client": "Client",
     "events": (
         "Choice Completion Delta Done Event Finished FinishReason Model Prefilled Queued "
-        "ResolvedParams Scheduled Started Timings TokenLogprobs Usage"
+        "Scheduled Started Timings TokenLogprobs Usage"
     ),
+    "params": "GenerateOptions ResolvedParams SAMPLING_PRESETS",
     "profile": "Profile ProfileProgress",
-    "request": "GenerateOptions SAMPLING_PRESETS",
     "retry": "NO_RETRY RetryPolicy",
     "stream": "GenerationStream",
 }

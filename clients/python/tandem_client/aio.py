@@ -20,7 +20,8 @@ from tandem.status import from_rpc_error
 from tandem_client.aio_stream import AsyncGenerationStream
 from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
 from tandem_client.events import Completion, Model, completion_from_proto, model_from_proto
-from tandem_client.request import GenerateOptions, build_request
+from tandem_client.params import GenerateOptions
+from tandem_client.request import build_request
 from tandem_client.resume import with_key
 from tandem_client.retry import RetryPolicy, UnaryRetries
 from tandem_client.stream import remaining_s, within

@@ -16,7 +16,8 @@ from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
 from tandem.status import from_rpc_error
 from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
 from tandem_client.events import Completion, Model, completion_from_proto, model_from_proto
-from tandem_client.request import GenerateOptions, build_request
+from tandem_client.params import GenerateOptions
+from tandem_client.request import build_request
 from tandem_client.resume import with_key
 from tandem_client.retry import RetryPolicy, UnaryRetries
 from tandem_client.stream import GenerationStream, remaining_s, within

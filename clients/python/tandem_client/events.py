@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tandem.errors import InternalError
 from tandem.inference.v1 import inference_service_pb2 as inference
-from tandem.inference.v1 import request_pb2, stream_pb2
+from tandem.inference.v1 import stream_pb2
+from tandem_client.params import ResolvedParams, params_from_proto
 
 
 class FinishReason(enum.IntEnum):
@@ -27,29 +27,6 @@ class FinishReason(enum.IntEnum):
     def _missing_(cls, value: object) -> FinishReason:  # noqa: ARG003  # enum's signature
         # A newer server may send other reasons; the contract says to read them as UNSPECIFIED.
         return cls.UNSPECIFIED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedParams:
-    """Parameters of a request with all defaults filled in; sending them again reproduces it."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    max_tokens: int
-    stop: tuple[str, ...]
-    stop_token_ids: tuple[int, ...]
-    ignore_eos: bool
-    n: int
-    priority: int
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    min_p: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
-    min_tokens: int = 0
-    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,37 +288,15 @@ def model_from_proto(response: inference.GetModelResponse) -> Model:
         eos_token_ids=tuple(response.eos_token_ids),
         dtype=response.dtype,
         has_chat_template=response.has_chat_template,
-        default_params=_params(response.default_params),
+        default_params=params_from_proto(response.default_params),
         token_ids_only=response.token_ids_only,
-    )
-
-
-def _params(message: request_pb2.ResolvedParams) -> ResolvedParams:
-    return ResolvedParams(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p,
-        seed=message.seed,
-        max_tokens=message.max_tokens,
-        stop=tuple(message.stop),
-        stop_token_ids=tuple(message.stop_token_ids),
-        ignore_eos=message.ignore_eos,
-        n=message.n or 1,  # 0 from a server that does not know the field
-        priority=message.priority,
-        repetition_penalty=message.repetition_penalty or 1.0,  # likewise
-        frequency_penalty=message.frequency_penalty,
-        presence_penalty=message.presence_penalty,
-        min_p=message.min_p,
-        logit_bias=dict(message.logit_bias),
-        min_tokens=message.min_tokens,
-        logprobs=message.logprobs if message.HasField("logprobs") else None,
     )
 
 
 def _started(message: stream_pb2.Started) -> Started:
     return Started(
         request_id=message.request_id,
-        params=_params(message.resolved_params),
+        params=params_from_proto(message.resolved_params),
         prompt_tokens=message.prompt_tokens,
         model_revision=message.model_revision,
         truncated_prompt_tokens=message.truncated_prompt_tokens,

@@ -13,6 +13,7 @@ from dataclasses import replace
 from tandem.errors import InternalError, ModelChanged, TandemError
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem_client.events import Delta, Done, Event, Finished, Started, event_from_proto
+from tandem_client.request import set_sampling
 from tandem_client.retry import RetryPolicy
 
 MAX_RESUMES_IN_VAIN = 16
@@ -109,14 +110,8 @@ class ResumableStream:
         request.CopyFrom(self.request)
         if self._started is not None:
             self._was_resumed = True
-            params = self._started.params
             request.request_id = self._started.request_id
-            request.sampling.temperature = params.temperature
-            request.sampling.top_k = params.top_k
-            request.sampling.top_p = params.top_p
-            request.sampling.min_p = params.min_p
-            request.sampling.repetition_penalty = params.repetition_penalty
-            request.sampling.seed = params.seed
+            set_sampling(request, self._started.params)
             request.resume.Clear()
             request.resume.SetInParent()
             for choice in sorted(self._token_ids.keys() | self._finished):

@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, field
 
 from tandem_client import FinishReason
-from tandem_client.request import GenerateOptions
+from tandem_client.params import GenerateOptions
 from tests.truth.equality import EPS_FLOAT32, compared_length
 
 NUM_STREAMS = 64

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.errors import InvalidParameter
-from tandem_client.request import GenerateOptions
+from tandem_client.params import GenerateOptions
 
 _KINDS = ("prompt", "messages", "token_ids")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -21,15 +21,17 @@ from tandem_client.cli.generation.output import summary, text_of
 from tandem_client.cli.local_server.own_server import server_at
 from tandem_client.cli.shared import options
 from tandem_client.cli.shared.failures import describe, readable_errors
+from tandem_client.cli.shared.request_options import SAMPLING_OPTIONS, takes_request_options
 from tandem_client.cli.shared.screen import remark, write
 from tandem_client.cli.shared.waiting import Waits, no_answer, told
 from tandem_client.client import Client
-from tandem_client.request import BOTH_CHANGED, GenerateOptions, changes_both
+from tandem_client.params import BOTH_CHANGED, GenerateOptions, changes_both
 
 HINT = "Ctrl-C stops an answer, Ctrl-D leaves, /help lists commands"
 
 
 @readable_errors
+@takes_request_options("max_tokens", "preset", *SAMPLING_OPTIONS, after="system")
 def chat(
     *,
     address: options.Address = DEFAULT_ADDRESS,
@@ -37,16 +39,7 @@ def chat(
     system: Annotated[
         str | None, typer.Option("--system", help="Instructions that open the conversation.")
     ] = None,
-    max_tokens: options.MaxTokens = None,
-    preset: options.Preset = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    seed: options.Seed = None,
+    **asked: object,
 ) -> None:
     """
     Talk with the model; it remembers the conversation.
@@ -54,18 +47,7 @@ def chat(
     Lines that begin with / are commands, /help lists them. A message of several lines stands
     between two lines of three quotation marks, or has a backslash at the end of each line.
     """
-    arguments = GenerateOptions(
-        max_tokens=max_tokens,
-        preset=preset,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        seed=seed,
-    )
+    arguments = cast("GenerateOptions", asked)
     if changes_both(arguments):
         remark(f"[{BOTH_CHANGED}]")
     with contextlib.suppress(ImportError):

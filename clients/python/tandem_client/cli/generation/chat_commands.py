@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from tandem.wording import nearest
-from tandem_client.request import BOTH_CHANGED, SAMPLING_PRESETS, GenerateOptions, changes_both
+from tandem_client.cli.shared.request_options import SAMPLING_OPTIONS, kind_of
+from tandem_client.params import BOTH_CHANGED, SAMPLING_PRESETS, GenerateOptions, changes_both
 
 Turn = dict[str, str]
 
@@ -25,18 +26,8 @@ HELP = f"""\
 //TEXT            send TEXT with one slash before it
 {FENCE}               begin and end a message of several lines; or end each line with a backslash"""
 
-SETTABLE: dict[str, type[int | float | str]] = {
-    "preset": str,
-    "max_tokens": int,
-    "min_tokens": int,
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "min_p": float,
-    "repetition_penalty": float,
-    "frequency_penalty": float,
-    "presence_penalty": float,
-    "seed": int,
+SETTABLE = {
+    name: kind_of(name) for name in ("preset", "max_tokens", "min_tokens", *SAMPLING_OPTIONS)
 }
 """Options that /set takes, with the types of their values; the server checks the ranges."""
 

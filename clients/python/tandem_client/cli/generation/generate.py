@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, cast
+from collections.abc import Sequence
+from typing import Annotated, cast
 
 import typer
 
@@ -14,10 +14,11 @@ from tandem_client.cli.generation.output import collect, json_of, with_ids, writ
 from tandem_client.cli.local_server.own_server import server_at
 from tandem_client.cli.shared import options
 from tandem_client.cli.shared.failures import ExitCode, fail, readable_errors
+from tandem_client.cli.shared.request_options import REQUEST_OPTIONS, takes_request_options
 from tandem_client.cli.shared.screen import write
 from tandem_client.cli.shared.waiting import Waits, no_answer, say, told
 from tandem_client.client import Client
-from tandem_client.request import BOTH_CHANGED, GenerateOptions, changes_both
+from tandem_client.params import BOTH_CHANGED, GenerateOptions, changes_both
 
 Prompt = Annotated[
     list[str] | None,
@@ -33,31 +34,13 @@ Deadline = Annotated[
 
 
 @readable_errors
+@takes_request_options(*REQUEST_OPTIONS, after="up")
 def generate(
     *,
     prompt: Prompt = None,
     token_ids: options.TokenIds = None,
     address: options.Address = DEFAULT_ADDRESS,
     up: options.Up = None,
-    max_tokens: options.MaxTokens = None,
-    min_tokens: options.MinTokens = None,
-    preset: options.Preset = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    seed: options.Seed = None,
-    logprobs: options.Logprobs = None,
-    stop: options.Stop = None,
-    ignore_eos: options.IgnoreEos = False,
-    time_limit_s: options.TimeLimit = None,
-    n: options.Choices = None,
-    priority: options.Priority = None,
-    tenant: options.Tenant = None,
-    cache_salt: options.CacheSalt = None,
     deadline_s: Deadline = None,
     chat: Annotated[
         bool,
@@ -69,13 +52,26 @@ def generate(
         bool, typer.Option("--echo", help="Print the prompt before its continuation.")
     ] = False,
     as_json: options.Json = False,
+    **asked: object,
 ) -> None:
     """
     Continue a prompt, and print the text as it comes.
 
     Several completions (--n) are printed one after the other, once all of them have ended.
     """
-    text, arguments = _asked(locals())
+    arguments = cast(
+        "GenerateOptions",
+        {name: value for name, value in asked.items() if value is not None and value is not False},
+    )
+    text = None
+    if token_ids is None:
+        text = _prompt_of(prompt or [])
+        if chat:
+            arguments["messages"] = [{"role": "user", "content": text}]
+    elif prompt or chat or echo:
+        raise fail("--token-ids stands instead of a prompt, --chat and --echo", ExitCode.USAGE)
+    else:
+        arguments["token_ids"] = _ids_of(token_ids)
     if changes_both(arguments):
         say(BOTH_CHANGED)
     with (
@@ -91,21 +87,8 @@ def generate(
             events = with_ids(events)
         if echo:
             write(text or "")
-        write_stream(stream, events, several=(n or 1) > 1, with_logprobs=logprobs is not None)
-
-
-def _asked(given: Mapping[str, Any]) -> tuple[str | None, GenerateOptions]:
-    """Return the prompt, or None if token ids are given, and the options of the request."""
-    prompt, arguments = given["prompt"] or [], _request_options(given)
-    if given["token_ids"] is not None:
-        if prompt or given["chat"] or given["echo"]:
-            raise fail("--token-ids stands instead of a prompt, --chat and --echo", ExitCode.USAGE)
-        arguments["token_ids"] = _ids_of(given["token_ids"])
-        return None, arguments
-    text = _prompt_of(prompt)
-    if given["chat"]:
-        arguments["messages"] = [{"role": "user", "content": text}]
-    return text, arguments
+        several = (arguments.get("n") or 1) > 1
+        write_stream(stream, events, several=several, with_logprobs="logprobs" in arguments)
 
 
 def _prompt_of(arguments: Sequence[str]) -> str:
@@ -132,14 +115,3 @@ def _has_text(client: Client, address: str, deadline_s: float | None) -> bool:
     """Ask the server, and return True if the outputs of its model have text."""
     with Waits(no_answer(address)):
         return not client.get_model(deadline_s=deadline_s).token_ids_only
-
-
-def _request_options(given: Mapping[str, Any]) -> GenerateOptions:
-    """Return the arguments of a command that are options of a request, by name."""
-    names = GenerateOptions.__annotations__
-    asked = {
-        name: value
-        for name, value in given.items()
-        if name in names and value is not None and value is not False
-    }
-    return cast("GenerateOptions", asked)

@@ -11,7 +11,6 @@ import typer
 from tandem.errors import Draining, ExecutorLost, HandedOver, TandemError
 from tandem.status import PeerUnavailable
 from tandem_client.cli.shared.screen import remark
-from tandem_client.request import PresetName
 from tandem_client.retry import RetryPolicy
 
 RETRY = RetryPolicy(max_attempts=3, resume_within_s=60.0)
@@ -83,97 +82,3 @@ Up = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-MaxTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--max-tokens",
-        help="Most output tokens; default: 100, or in a chat until the context ends.",
-    ),
-]
-Preset = Annotated[
-    PresetName | None,
-    typer.Option(
-        "--preset",
-        help="Sampling that suits a use; other options win over what it sets.",
-    ),
-]
-Temperature = Annotated[
-    float | None,
-    typer.Option("--temperature", help="Randomness, 0 to 2; 0 takes the most likely token."),
-]
-TopP = Annotated[
-    float | None,
-    typer.Option(
-        "--top-p", help="Sample from the likeliest tokens that have this probability together."
-    ),
-]
-TopK = Annotated[
-    int | None, typer.Option("--top-k", help="Sample from the k most likely tokens; 0 means all.")
-]
-MinP = Annotated[
-    float | None,
-    typer.Option(
-        "--min-p", help="Sample from tokens at least this many times as likely as the likeliest."
-    ),
-]
-RepetitionPenalty = Annotated[
-    float | None,
-    typer.Option(
-        "--repetition-penalty", help="Above 1: tokens of prompt and output become less likely."
-    ),
-]
-FrequencyPenalty = Annotated[
-    float | None,
-    typer.Option(
-        "--frequency-penalty", help="Penalty for each time a token is in the output, -2 to 2."
-    ),
-]
-PresencePenalty = Annotated[
-    float | None,
-    typer.Option("--presence-penalty", help="Penalty for tokens that are in the output, -2 to 2."),
-]
-Logprobs = Annotated[
-    int | None,
-    typer.Option(
-        "--logprobs",
-        help="Print each token's log probability, and this many likeliest alternatives, 0 to 20.",
-    ),
-]
-MinTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--min-tokens",
-        help="Number of output tokens before which EOS and stop strings are ignored.",
-    ),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option("--seed", help="Seed of sampling; the same seed gives the same tokens."),
-]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option("--stop", help="Stop string: the output ends before it; may be repeated."),
-]
-IgnoreEos = Annotated[
-    bool, typer.Option("--ignore-eos", help="Continue past end-of-sequence tokens.")
-]
-Choices = Annotated[
-    int | None, typer.Option("-n", "--n", help="Number of completions of the prompt, 1 to 16.")
-]
-Priority = Annotated[
-    int | None,
-    typer.Option("--priority", help="Priority of the request, lower goes first; default 0."),
-]
-Tenant = Annotated[
-    str | None, typer.Option("--tenant", help="Tenant whose limits the request counts for.")
-]
-CacheSalt = Annotated[
-    str | None,
-    typer.Option(
-        "--cache-salt", help="Share the prefix cache only with requests that have the same salt."
-    ),
-]
-TimeLimit = Annotated[
-    float | None,
-    typer.Option("--time-limit-s", help="Seconds after which the output ends, finished or not."),
-]
