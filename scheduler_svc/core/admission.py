@@ -15,7 +15,7 @@ from scheduler_svc.core.request.prior_outputs import check_prior_lengths, check_
 from scheduler_svc.core.request.request import NewRequest, Request
 from scheduler_svc.core.request.truncation import num_to_drop
 from scheduler_svc.core.slots.end_ids import MAX_END_ID
-from scheduler_svc.core.state.state import CoreState
+from scheduler_svc.core.state.replica import Replica
 from tandem.errors import (
     DuplicateRequestId,
     EmptyPrompt,
@@ -46,7 +46,7 @@ class Acceptance:
     max_tokens: int
 
 
-def check(state: CoreState, new: NewRequest) -> list[Request]:
+def check(replica: Replica, new: NewRequest) -> list[Request]:
     """
     Check that a request can be accepted now; returns the choices to be produced, at least one,
     truncated to what fits under overlength=truncate.
@@ -55,16 +55,17 @@ def check(state: CoreState, new: NewRequest) -> list[Request]:
         DuplicateRequestId, EmptyPrompt, InvalidParameter, PromptTooLong, TotalTooLong, NeverFits,
         QueueFull or MemoryPressure, in this order.
     """
-    if new.request_id in state.by_id:
+    cell = replica.cell
+    if new.request_id in cell.requests:
         message = (
             f"request id {new.request_id!r} is in use: choose another, or wait until that request "
             "has ended"
         )
         raise DuplicateRequestId(message, field="request_id")
     _check_parameters(new)
-    limits, whole_len = state.limits, len(new.prompt)
+    limits, whole_len = replica.limits, len(new.prompt)
     # Where not even two tokens fit, truncation does not help.
-    if state.options.overlength is Overlength.TRUNCATE and _longest(limits) > 1:
+    if cell.options.overlength is Overlength.TRUNCATE and _longest(limits) > 1:
         new = _truncated(limits, new)
         total_len = min(len(new.prompt) + new.max_tokens, _longest(limits))
     else:
@@ -75,12 +76,12 @@ def check(state: CoreState, new: NewRequest) -> list[Request]:
     choices = choices_of(
         new,
         stop_len=total_len,
-        first_number=state.counters.accepted,
+        first_number=cell.counters.accepted,
         num_truncated_tokens=whole_len - len(new.prompt),
     )
-    _check_family(state, new, len(choices))
-    queued_tokens = _count_queued_tokens(state, choices)
-    _check_capacity(state, new, len(choices), queued_tokens)
+    _check_family(replica, new, len(choices))
+    queued_tokens = _count_queued_tokens(replica, choices)
+    _check_capacity(replica, new, len(choices), queued_tokens)
     return choices
 
 
@@ -182,11 +183,11 @@ def _check_blocks(limits: Limits, prompt_len: int, total_len: int) -> None:
         raise NeverFits(message, field="prompt", metadata=metadata)
 
 
-def _check_family(state: CoreState, new: NewRequest, num_choices: int) -> None:
+def _check_family(replica: Replica, new: NewRequest, num_choices: int) -> None:
     """Check that all choices together could ever be in the system."""
-    options = state.options
+    options = replica.cell.options
     bounds = {
-        "max_num_seqs": state.limits.max_num_seqs,
+        "max_num_seqs": replica.limits.max_num_seqs,
         "max_queued_requests": options.max_queued_requests,
         "max_tenant_requests": options.max_tenant_requests if new.tenant else None,
     }
@@ -197,7 +198,7 @@ def _check_family(state: CoreState, new: NewRequest, num_choices: int) -> None:
 
 
 def _check_capacity(
-    state: CoreState, new: NewRequest, num_choices: int, queued_tokens: int
+    replica: Replica, new: NewRequest, num_choices: int, queued_tokens: int
 ) -> None:
     """
     Check that there is room for all choices now, with so many tokens to compute.
@@ -205,18 +206,19 @@ def _check_capacity(
     The limits of the waiting queue hold for every arrival, even where a slot is free: a new request
     waits until the next plan.
     """
-    limits, options = state.limits, state.options
-    num_live, num_waiting = len(state.by_handle), len(state.queue)
+    cell = replica.cell
+    limits, options = replica.limits, cell.options
+    num_live, num_waiting = len(cell.requests), len(cell.queue)
     if (excess := num_live + num_choices - limits.max_num_seqs) > 0:
         message = (
             f"{num_live} requests are in the system and max_num_seqs is {limits.max_num_seqs}: try "
             "again when one has ended (max_num_seqs counts waiting requests too; vLLM's "
             "max_num_seqs is max_batch_size here)"
         )
-        raise _full(state, message, "max_num_seqs", limits.max_num_seqs, excess)
+        raise _full(replica, message, "max_num_seqs", limits.max_num_seqs, excess)
     bound = options.max_tenant_requests
     if bound is not None and new.tenant:
-        num_own = state.tenants.count(new.tenant)
+        num_own = cell.requests.tenants.count(new.tenant)
         if (excess := num_own + num_choices - bound) > 0:
             message = (
                 f"tenant {new.tenant!r} has {num_own} requests in the system and "
@@ -224,28 +226,28 @@ def _check_capacity(
             )
             # Only the tenant's own share of all ends makes room for it.
             ends = -(-excess * num_live // num_own)
-            raise _full(state, message, "max_tenant_requests", bound, ends)
+            raise _full(replica, message, "max_tenant_requests", bound, ends)
     bound = options.max_queued_requests
     if bound is not None and (excess := num_waiting + num_choices - bound) > 0:
         message = (
             f"{num_waiting} requests wait and max_queued_requests is {bound}: try again when some "
             "have been admitted"
         )
-        raise _full(state, message, "max_queued_requests", bound, excess)
-    _check_queued_tokens(state, queued_tokens)
-    if options.on_pressure is OnPressure.REFUSE and state.under_pressure():
+        raise _full(replica, message, "max_queued_requests", bound, excess)
+    _check_queued_tokens(replica, queued_tokens)
+    if options.on_pressure is OnPressure.REFUSE and replica.under_pressure():
         message = (
-            f"{state.pool.num_used} of {state.pool.num_blocks} KV blocks are in use and "
+            f"{replica.kv.pool.num_used} of {replica.kv.pool.num_blocks} KV blocks are in use and "
             f"memory_threshold is {limits.memory_threshold}: try again when a request has ended"
         )
         raise MemoryPressure(
             message,
             metadata=_of("memory_threshold", limits.memory_threshold),
-            retry_after_s=state.retry_advice.after_ends(1, state.now_s),
+            retry_after_s=cell.retry_advice.after_ends(1, cell.now_s),
         )
 
 
-def _count_queued_tokens(state: CoreState, choices: list[Request]) -> int:
+def _count_queued_tokens(replica: Replica, choices: list[Request]) -> int:
     """
     Count the tokens to compute of a request before its first new token: the uncached prompt once,
     the prior outputs of each choice, and at least one token for each choice.
@@ -254,11 +256,11 @@ def _count_queued_tokens(state: CoreState, choices: list[Request]) -> int:
         NeverFits: They are more than max_queued_tokens.
     """
     first = choices[0]
-    cached_len = 0 if state.prefixes is None else state.prefixes.match_len(first)
+    cached_len = 0 if replica.kv.prefixes is None else replica.kv.prefixes.match_len(first)
     first.queued_tokens = max(first.num_known - cached_len, 1)
     for other in choices[1:]:
         other.queued_tokens = max(other.num_prior, 1)
-    own, bound = sum(c.queued_tokens for c in choices), state.options.max_queued_tokens
+    own, bound = sum(c.queued_tokens for c in choices), replica.cell.options.max_queued_tokens
     if bound is not None and own > bound:
         message = (
             f"{own} tokens of the prompt are to be computed and max_queued_tokens is {bound}: "
@@ -268,22 +270,24 @@ def _count_queued_tokens(state: CoreState, choices: list[Request]) -> int:
     return own
 
 
-def _check_queued_tokens(state: CoreState, own: int) -> None:
-    bound, queued = state.options.max_queued_tokens, state.queue.num_fresh_tokens
+def _check_queued_tokens(replica: Replica, own: int) -> None:
+    cell = replica.cell
+    bound, queued = cell.options.max_queued_tokens, cell.queue.num_fresh_tokens
     if bound is None or queued + own <= bound:
         return
     message = (
         f"{queued} prompt tokens wait to be computed, this request has {own} more and "
         f"max_queued_tokens is {bound}: try again when some have been admitted"
     )
-    mean = queued / state.queue.num_fresh
+    mean = queued / cell.queue.num_fresh
     num_ends = int((queued + own - bound) / mean) + 1
-    raise _full(state, message, "max_queued_tokens", bound, num_ends)
+    raise _full(replica, message, "max_queued_tokens", bound, num_ends)
 
 
-def _full(state: CoreState, message: str, limit: str, value: int, num_ends: int) -> QueueFull:
+def _full(replica: Replica, message: str, limit: str, value: int, num_ends: int) -> QueueFull:
     """Return the error of a refusal, with advice to retry once this many requests have ended."""
-    retry_after_s = state.retry_advice.after_ends(num_ends, state.now_s)
+    cell = replica.cell
+    retry_after_s = cell.retry_advice.after_ends(num_ends, cell.now_s)
     return QueueFull(message, metadata=_of(limit, value), retry_after_s=retry_after_s)
 
 

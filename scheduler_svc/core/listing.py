@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scheduler_svc.core.request.request import Request, RequestState
-from scheduler_svc.core.state.state import CoreState
+from scheduler_svc.core.state.replica import Replica
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,19 +43,19 @@ class RequestRow:
     num_preemptions: int
 
 
-def list_requests(state: CoreState) -> list[RequestRow]:
+def list_requests(replica: Replica) -> list[RequestRow]:
     """Return one row per live choice, in order of arrival."""
-    requests = sorted(state.by_handle.values(), key=lambda request: request.number)
-    return [_row(state, request) for request in requests]
+    requests = sorted(replica.cell.requests, key=lambda request: request.number)
+    return [_row(replica, request) for request in requests]
 
 
-def num_outputs(state: CoreState, request: Request) -> int:
+def num_outputs(replica: Replica, request: Request) -> int:
     """Return the number of output tokens known of a live request."""
-    in_tail = 0 if request.slot is None else state.slots.tail_len(request.slot)
+    in_tail = 0 if request.slot is None else replica.slots.tokens.tail_len(request.slot)
     return len(request.outputs) + in_tail
 
 
-def _row(state: CoreState, request: Request) -> RequestRow:
+def _row(replica: Replica, request: Request) -> RequestRow:
     new, first_s = request.new, request.first_token_s
     return RequestRow(
         request_id=new.request_id,
@@ -66,23 +66,23 @@ def _row(state: CoreState, request: Request) -> RequestRow:
         priority=new.priority,
         num_prompt_tokens=request.prompt_len,
         num_cached_tokens=request.num_cached_tokens,
-        num_output_tokens=num_outputs(state, request),
+        num_output_tokens=num_outputs(replica, request),
         arrival_s=new.arrival_s,
         ttft_s=None if first_s is None else first_s - new.arrival_s,
         num_preemptions=request.num_preemptions,
     )
 
 
-def slot_columns(state: CoreState) -> dict[str, list[Any]]:
+def slot_columns(replica: Replica) -> dict[str, list[Any]]:
     """
     Return slot, generation, planned tokens and blocks of every live slot: the columns that the
     state hash covers, under the names by which the executor logs its own.
     """
-    slots = state.slots
+    slots = replica.slots
     live = slots.live.nonzero()[0]
     return {
         "slot": live.tolist(),
         "generation": slots.generation[live].tolist(),
         "planned": slots.planned[live].tolist(),
-        "blocks": [slots.block_table[slot, : slots.num_blocks[slot]].tolist() for slot in live],
+        "blocks": [slots.blocks.of_slot(slot).tolist() for slot in live],
     }

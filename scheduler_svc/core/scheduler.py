@@ -13,13 +13,15 @@ from scheduler_svc.core.faults.executor_loss import lose_executor, prove
 from scheduler_svc.core.listing import RequestRow, list_requests, slot_columns
 from scheduler_svc.core.observe.request_events import RequestEvent
 from scheduler_svc.core.observe.stats import HistogramSnapshot
-from scheduler_svc.core.output.output_processor import apply_result, finish_if_over
+from scheduler_svc.core.output.output_processor import apply_result
 from scheduler_svc.core.request.events import CoreEvents
 from scheduler_svc.core.request.geometry import ExecutorGeometry, Limits
 from scheduler_svc.core.request.options import CoreOptions
-from scheduler_svc.core.request.request import FinishReason, NewRequest, Request, RequestState
+from scheduler_svc.core.request.request import FinishReason, NewRequest, RequestState
 from scheduler_svc.core.snapshot import core_histograms, core_stats
-from scheduler_svc.core.state.state import CoreState
+from scheduler_svc.core.state.cell import Cell
+from scheduler_svc.core.state.ends import fail, finish, finish_if_over
+from scheduler_svc.core.state.replica import Replica
 from tandem.admin.v1.stats_pb2 import GetStatsResponse as Stats
 from tandem.engine_config import EngineConfig
 from tandem.errors import InternalError, InvalidConfig, RequestNotFound, TandemError
@@ -48,43 +50,43 @@ class Scheduler:
         options.validate()
         limits = Limits.of(config, geometry)
         options.check_limits(limits.max_total_tokens, limits.max_model_len)
-        self._state = CoreState(limits, options)
+        self._cell = Cell(options)
+        self._replica = Replica(self._cell, limits)
 
     @property
     def limits(self) -> Limits:
         """The limits in force."""
-        return self._state.limits
+        return self._replica.limits
 
     @property
     def state_hash(self) -> int:
         """Hash of the executor's slot state after the latest batch."""
-        return self._state.slots.state_hash
+        return self._replica.slots.state_hash()
 
     @property
     def num_inflight(self) -> int:
         """Number of steps in flight: batches and commands without an applied result."""
-        return len(self._state.in_flight)
+        return len(self._replica.in_flight)
 
     @property
     def num_requests(self) -> int:
         """Number of requests in the system; each choice counts."""
-        return len(self._state.by_handle)
+        return len(self._cell.requests)
 
     @property
     def num_slots_in_use(self) -> int:
         """Number of requests with a slot."""
-        return self._state.slots.num_running
+        return self._replica.slots.num_running
 
     @property
     def num_paused_blocks(self) -> int:
         """Number of blocks that paused requests hold; shared ones count once."""
-        return num_paused_blocks(self._state)
+        return num_paused_blocks(self._replica)
 
     @property
     def next_deadline_s(self) -> float | None:
         """Time of the earliest deadline of a request; call `schedule` or `expire` then."""
-        top = self._state.deadlines.peek()
-        return None if top is None else top[0]
+        return self._cell.requests.next_deadline_s
 
     def submit(self, new: NewRequest, now: float) -> Acceptance:
         """
@@ -96,20 +98,22 @@ class Scheduler:
             DuplicateRequestId, EmptyPrompt, InvalidParameter, PromptTooLong, TotalTooLong,
             NeverFits, QueueFull or MemoryPressure: It is refused and nothing of it is kept.
         """
-        state = self._state
+        cell, replica = self._cell, self._replica
         self.expire(now)
         try:
-            choices = check(state, new)
+            choices = check(replica, new)
         except TandemError as error:
-            state.counters.note_refused(error.metadata.get("limit"))
+            cell.counters.note_refused(error.metadata.get("limit"))
             raise
-        if taken := [c.new.handle for c in choices if c.new.handle in state.by_handle]:
+        if taken := [c.new.handle for c in choices if cell.requests.find(c.new.handle) is not None]:
             raise InternalError(f"handle {taken[0]} is in use")
         for choice in choices:
-            state.accept(choice)
+            cell.accept(choice)
+        if cell.options.priority_preemption:
+            replica.is_full = False
         for choice in choices:
             if choice.num_prior:
-                finish_if_over(state, choice, choice.outputs[-1], now)
+                finish_if_over(replica, choice, choice.outputs[-1], now)
         first = choices[0]
         return Acceptance(
             num_truncated_tokens=first.num_truncated_tokens,
@@ -137,8 +141,8 @@ class Scheduler:
         Raises:
             RequestNotFound: No live request has this id.
         """
-        for request in self._live(request_id):
-            self._state.finish(request, reason, now, num_output_tokens=num_output_tokens)
+        for request in self._cell.requests.choices_of(request_id):
+            finish(self._replica, request, reason, now, num_output_tokens=num_output_tokens)
 
     def end_handle(
         self,
@@ -153,10 +157,10 @@ class Scheduler:
         Raises:
             RequestNotFound: No live request has this handle.
         """
-        request = self._state.by_handle.get(handle)
+        request = self._cell.requests.find(handle)
         if request is None:
             raise RequestNotFound(f"no live request has the handle {handle}: it may have ended")
-        self._state.finish(request, reason, now, num_output_tokens=num_output_tokens)
+        finish(self._replica, request, reason, now, num_output_tokens=num_output_tokens)
 
     def preempt(self, request_id: str) -> None:
         """
@@ -166,47 +170,44 @@ class Scheduler:
         Raises:
             RequestNotFound: No live request has this id.
         """
-        for request in self._live(request_id):
+        for request in self._cell.requests.choices_of(request_id):
             if request.slot is not None:
-                self._state.preempt(request.slot)
+                self._replica.preempt(request.slot)
 
     def flush_prefix_cache(self) -> int:
         """
         Drop all that was computed so far from the prefix cache; requests that share KV already go
         on sharing it. Returns the number of blocks freed, which only the prefix cache had kept.
         """
-        self._state.host.forbid_indexing()
-        return self._state.prefix_cache.flush()
+        return self._replica.kv.flush()
 
     def find(self, handle: int) -> str | None:
         """Return the id of the live request with this handle, if any."""
-        request = self._state.by_handle.get(handle)
+        request = self._cell.requests.find(handle)
         return None if request is None else request.new.request_id
 
     def state_of(self, handle: int) -> RequestState | None:
         """Return the state of the live request with this handle, if any."""
-        request = self._state.by_handle.get(handle)
+        request = self._cell.requests.find(handle)
         return None if request is None else request.state
 
     def row_owner(self, slot: int, generation: int) -> int | None:
         """Return the handle of the live request that has results with this slot and generation."""
-        request = self._state.draining.get((slot, generation)) or self._state.slots.requests[slot]
-        if request is None or request.slot_key != (slot, generation):
-            return None
-        return request.new.handle
+        request = self._replica.request_at(slot, generation)
+        return None if request is None else request.new.handle
 
     def outputs(self, handle: int) -> list[int] | None:
         """Return the output tokens so far of the live request with this handle, if any."""
-        request = self._state.by_handle.get(handle)
+        request = self._cell.requests.find(handle)
         if request is None:
             return None
         if request.slot is not None:
-            self._state.slots.flush_tail(request.slot)
+            self._replica.slots.tokens.flush(request.slot)
         return request.outputs.tolist()
 
     def list_requests(self) -> list[RequestRow]:
         """Return one row per live choice, in order of arrival."""
-        return list_requests(self._state)
+        return list_requests(self._replica)
 
     def request_events(self, request_id: str) -> list[RequestEvent]:
         """
@@ -216,22 +217,22 @@ class Scheduler:
             InvalidConfig: No events are kept.
             RequestNotFound: None of this request are kept.
         """
-        if self._state.recorder is None:
+        if self._cell.recorder is None:
             message = "no events of requests are kept: set track_request_events"
             raise InvalidConfig(message, field="track_request_events")
-        return self._state.recorder.events_of(request_id)
+        return self._cell.recorder.events_of(request_id)
 
     def waiting_handles(self) -> list[int]:
         """Return the handles of all waiting requests, the next to be admitted first."""
-        state = self._state
-        order = state.queue.in_order(state.now_s, state.prefixes)
+        cell = self._cell
+        order = cell.queue.in_order(cell.now_s, self._replica.kv.prefixes)
         return [request.new.handle for request in order]
 
     def expire(self, now: float) -> None:
         """End every request that has reached its deadline; `schedule` does this too."""
-        self._state.now_s = now
-        while (top := self._state.deadlines.peek()) is not None and top[0] <= now:
-            self._state.finish(top[1], FinishReason.DEADLINE, now)
+        self._cell.now_s = now
+        while (request := self._cell.requests.expired(now)) is not None:
+            finish(self._replica, request, FinishReason.DEADLINE, now)
 
     def schedule(self, now: float) -> Batch | None:
         """
@@ -239,19 +240,19 @@ class Scheduler:
         """
         self.expire(now)
         if self.is_suspended:
-            return suspension.plan_suspended(self._state)
-        return plan(self._state, now)
+            return suspension.plan_suspended(self._replica)
+        return plan(self._replica, now)
 
     @property
     def is_suspended(self) -> bool:
         """True from `suspend` until `resume` was called and its command was taken."""
-        suspension = self._state.suspension
+        suspension = self._replica.suspension
         return suspension.mode is not None or suspension.sent_mode is not None
 
     @property
     def is_command_due(self) -> bool:
         """True from `suspend` or `resume` until `take_command` has returned their command."""
-        suspension = self._state.suspension
+        suspension = self._replica.suspension
         return suspension.sent_mode is not suspension.mode
 
     def suspend(self, mode: KvMode, now: float) -> None:
@@ -263,18 +264,18 @@ class Scheduler:
         with their outputs, in arrival order. A second suspension does nothing.
         """
         self.expire(now)
-        suspension.suspend(self._state, mode)
+        suspension.suspend(self._replica, mode)
 
     def resume(self) -> None:
         """End a suspension; without one it does nothing."""
-        suspension.resume(self._state)
+        suspension.resume(self._replica)
 
     def take_command(self) -> Suspend | Resume | None:
         """
         Return the command that must be sent as the next step, before `schedule` is called; its
         result goes to `apply` like a batch's. None when there is none.
         """
-        return suspension.take_command(self._state)
+        return suspension.take_command(self._replica)
 
     def apply(self, result: StepResult, now: float) -> None:
         """
@@ -283,12 +284,12 @@ class Scheduler:
         Raises:
             SessionLost: It is not the result of that batch; nothing was changed then.
         """
-        self._state.now_s = now
-        apply_result(self._state, result, now)
+        self._cell.now_s = now
+        apply_result(self._replica, result, now)
 
     def take_events(self) -> CoreEvents:
         """Return and clear the events since the last call."""
-        return self._state.events.take()
+        return self._cell.events.take()
 
     def lookahead(self, usual_step_s: float) -> int:
         """
@@ -297,7 +298,7 @@ class Scheduler:
         Args:
             usual_step_s: Seconds that a step usually takes; 0 while that is not known.
         """
-        return lookahead(self._state, usual_step_s)
+        return lookahead(self._replica, usual_step_s)
 
     def executor_lost(
         self,
@@ -326,7 +327,7 @@ class Scheduler:
                 blamed before `executor_seen` says that it died.
         """
         self.expire(now)
-        lose_executor(self._state, died_in, now, out_of_memory=out_of_memory, may_live=may_live)
+        lose_executor(self._replica, died_in, now, out_of_memory=out_of_memory, may_live=may_live)
 
     def executor_seen(self, boot_id: str, now: float, *, died: bool) -> None:
         """
@@ -334,7 +335,7 @@ class Scheduler:
         or another one in its place. Nothing may be in flight.
         """
         self.expire(now)
-        prove(self._state, boot_id, now, died=died)
+        prove(self._replica, boot_id, now, died=died)
 
     def use_geometry(self, config: EngineConfig, geometry: ExecutorGeometry, now: float) -> None:
         """
@@ -347,40 +348,42 @@ class Scheduler:
             InvalidConfig, IncompatibleExecutor: As the constructor; nothing was changed then.
         """
         limits = Limits.of(config, geometry)
-        self._state.options.check_limits(limits.max_total_tokens, limits.max_model_len)
+        self._cell.options.check_limits(limits.max_total_tokens, limits.max_model_len)
         self.expire(now)
-        self._state.forget_executor(limits)
-        for request in list(self._state.queue):
+        self._replica.start_over(limits)
+        for request in list(self._cell.queue):
             request.stop_len = min(request.stop_len, limits.max_model_len)
             try:
                 check_still_fits(limits, request)
             except TandemError as error:
-                self._state.fail(request, error)
+                fail(self._replica, request, error)
 
     def fail_all(self, error: TandemError, now: float) -> None:
         """Fail every request with this error, except those that have reached their deadline."""
         self.expire(now)
-        for request in list(self._state.by_handle.values()):
-            self._state.fail(request, error)
+        for request in list(self._cell.requests):
+            fail(self._replica, request, error)
 
     def has_pending_work(self) -> bool:
         """
         Return True while a request is in the system, a slot is to be released or a result is to
         come.
         """
-        return bool(self._state.by_id or self._state.slots.ended or self._state.in_flight)
+        return bool(
+            len(self._cell.requests) or self._replica.slots.ended or self._replica.in_flight
+        )
 
     def slot_columns(self) -> dict[str, list[Any]]:
         """Return the contents of each live slot as sent, for comparison with the executor's."""
-        return slot_columns(self._state)
+        return slot_columns(self._replica)
 
     def stats(self) -> Stats:
         """Return a snapshot of the statistics, without those of the service around the core."""
-        return core_stats(self._state)
+        return core_stats(self._replica)
 
     def histograms(self) -> dict[str, HistogramSnapshot]:
         """Return copies of the core's histograms, by their names in the metrics."""
-        return core_histograms(self._state)
+        return core_histograms(self._replica)
 
     def check_integrity(self) -> None:
         """
@@ -389,12 +392,4 @@ class Scheduler:
         Raises:
             InternalError: The first one that does not hold.
         """
-        integrity.check_integrity(self._state)
-
-    def _live(self, request_id: str) -> list[Request]:
-        """Return a request's live choices, in order, as a list that the caller may keep."""
-        choices = self._state.by_id.get(request_id)
-        if choices is None:
-            message = f"no live request has the id {request_id!r}: it may have ended already"
-            raise RequestNotFound(message, field="request_id")
-        return list(choices)
+        integrity.check_integrity(self._replica)

@@ -6,14 +6,14 @@ import numpy as np
 
 from scheduler_svc.core.batch.batch_builder import BatchBuilder
 from scheduler_svc.core.slots.planned_rows import PlannedRows
-from scheduler_svc.core.state.state import CoreState
+from scheduler_svc.core.state.replica import Replica
 from tandem.link.batch import Batch, KvMode, Resume, Suspend
 
 _NO_SLOT = np.empty(0, np.int32)
 _NO_GENERATION = np.empty(0, np.uint32)
 
 
-def suspend(state: CoreState, mode: KvMode) -> None:
+def suspend(replica: Replica, mode: KvMode) -> None:
     """
     Plan no step until `resume`; new requests wait, and slots of ended ones are released on resume.
     A second suspension does nothing.
@@ -21,56 +21,56 @@ def suspend(state: CoreState, mode: KvMode) -> None:
     Under RECOMPUTE all running requests are preempted and wait again, in order of arrival (Megatron
     Core puts them back in the order of a set; its partly computed prompts keep wrong KV).
     """
-    if state.suspension.mode is not None:
+    if replica.suspension.mode is not None:
         return
-    state.suspension.mode = mode
+    replica.suspension.mode = mode
     if mode is KvMode.RECOMPUTE:
-        for slot in np.flatnonzero(state.slots.running).tolist():
-            state.preempt(slot, "suspended")
+        for slot in np.flatnonzero(replica.slots.running).tolist():
+            replica.preempt(slot, "suspended")
 
 
-def resume(state: CoreState) -> None:
+def resume(replica: Replica) -> None:
     """End a suspension; without one it does nothing."""
-    state.suspension.mode = None
+    replica.suspension.mode = None
 
 
-def take_command(state: CoreState) -> Suspend | Resume | None:
+def take_command(replica: Replica) -> Suspend | Resume | None:
     """Return the command that must be sent before any further batch; None when there is none."""
-    suspension = state.suspension
+    suspension = replica.suspension
     if suspension.sent_mode is suspension.mode:
         return None
     if suspension.sent_mode is not None:  # Also before it is suspended in another mode.
         suspension.sent_mode = None
-        _note_in_flight(state)
+        _note_in_flight(replica)
         return Resume()
     assert suspension.mode is not None
-    if _must_release(state):
+    if _must_release(replica):
         return None
     suspension.sent_mode = suspension.mode
     if suspension.mode is KvMode.RECOMPUTE:
-        state.prefix_cache.flush()
-    _note_in_flight(state)
+        replica.kv.prefix_cache.flush()
+    _note_in_flight(replica)
     return Suspend(kv_mode=suspension.mode)
 
 
-def plan_suspended(state: CoreState) -> Batch | None:
+def plan_suspended(replica: Replica) -> Batch | None:
     """Return a batch of the releases that the suspension waits for; None without any."""
-    if not _must_release(state):
+    if not _must_release(replica):
         return None
-    builder = BatchBuilder(state)
+    builder = BatchBuilder(replica)
     builder.release_ended()
     return builder.batch()
 
 
-def _must_release(state: CoreState) -> bool:
+def _must_release(replica: Replica) -> bool:
     """Return True while slots must be released first: the executor drops KV only without any."""
-    suspension = state.suspension
+    suspension = replica.suspension
     is_dropping = suspension.mode is KvMode.RECOMPUTE and suspension.sent_mode is None
-    return is_dropping and bool(state.slots.ended)
+    return is_dropping and bool(replica.slots.ended)
 
 
-def _note_in_flight(state: CoreState) -> None:
-    state.in_flight.append(
+def _note_in_flight(replica: Replica) -> None:
+    replica.in_flight.append(
         PlannedRows(
             slot=_NO_SLOT,
             generation=_NO_GENERATION,
@@ -80,7 +80,7 @@ def _note_in_flight(state: CoreState) -> None:
             sampling_end=_NO_SLOT,
             num_decodes=0,
             decodes=None,
-            num_departures=state.slots.num_departures,
+            num_departures=replica.slots.num_departures,
             is_someones_last=False,
         )
     )

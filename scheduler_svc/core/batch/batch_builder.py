@@ -10,14 +10,14 @@ from scheduler_svc.core.batch.swapping import Swaps
 from scheduler_svc.core.request.geometry import BlockIds
 from scheduler_svc.core.slots.decode_rows import DecodeRows
 from scheduler_svc.core.slots.planned_rows import PlannedRows
-from scheduler_svc.core.state.state import CoreState
+from scheduler_svc.core.state.replica import Replica
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column
 
 _NO_INT32 = np.empty(0, np.int32)
 
 
 class BatchBuilder:
-    """The batch being planned; state is changed as rows are added."""
+    """The batch being planned; the replica is changed as rows are added."""
 
     __slots__ = (
         "_headroom",
@@ -31,14 +31,14 @@ class BatchBuilder:
         "num_preempted",
         "prefills",
         "released",
-        "state",
+        "replica",
         "swaps",
     )
 
-    def __init__(self, state: CoreState) -> None:
-        self.state = state
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
         self._headroom: Headroom | None = None
-        self.budget = state.room.tokens(state.limits.max_total_tokens)
+        self.budget = replica.room.tokens(replica.limits.max_total_tokens)
         self.long_room = 0
         """Tokens that prompts over long_prefill_threshold may still take before all others."""
         self.released: list[int] = []
@@ -56,28 +56,27 @@ class BatchBuilder:
 
     def release_ended(self) -> None:
         """Release each vacated slot, with its copy to host memory if one is planned."""
-        for slot in self.state.slots.ended:
-            if self.state.swapping:
+        for slot in list(self.replica.slots.ended):
+            if self.replica.kv.has_planned_swaps:
                 self.swapping().copy_out(slot)
-            self.state.release(slot)
+            self.replica.release(slot)
             self.released.append(slot)
-        self.state.slots.ended.clear()
 
     def swapping(self) -> Swaps:
         """Return the batch's copies to and from host memory, for adding more."""
         if self.swaps is None:
-            self.swaps = Swaps(self.state)
+            self.swaps = Swaps(self.replica)
         return self.swaps
 
     def headroom(self) -> Headroom:
         """Return the blocks that this plan may give to new requests."""
         if self._headroom is None:
-            self._headroom = Headroom(self.state)
+            self._headroom = Headroom(self.replica)
         return self._headroom
 
     def append_blocks(self, slots: NDArray[np.intp], blocks: BlockIds) -> None:
         """Give each of these slots, none twice in one batch, one more block."""
-        row_slot = self.state.slots.append_blocks(slots, blocks)
+        row_slot = self.replica.slots.append_blocks(slots, blocks)
         row_block = blocks.astype(np.int32)
         if len(self.append_slot):
             row_slot = np.concatenate([self.append_slot, row_slot])
@@ -95,12 +94,12 @@ class BatchBuilder:
 
     def batch(self) -> Batch | None:
         """Return the finished batch, noted as in flight; None when there is nothing to send."""
-        rows, slots = self.decodes, self.state.slots
+        rows, slots = self.decodes, self.replica.slots
         if self.prefills or self.released or rows is None:
             return self._any_batch()
         start = rows.start
         end = slots.advance_rows(rows)
-        self.state.in_flight.append(
+        self.replica.in_flight.append(
             PlannedRows(
                 slot=rows.row_slot,
                 generation=rows.generation,
@@ -124,7 +123,7 @@ class BatchBuilder:
         )
 
     def _any_batch(self) -> Batch | None:
-        rows, slots = self.decodes, self.state.slots
+        rows, slots = self.decodes, self.replica.slots
         if rows is None and not self.prefills and not self.released:
             return None
         columns = np.array(self.prefills, np.int32).reshape(-1, 3)
@@ -139,7 +138,7 @@ class BatchBuilder:
             start = np.concatenate([rows.start, start])
             end = np.concatenate([slots.advance_rows(rows), end])
         generation, samples = slots.generation[slot], flags == ROW_SAMPLES
-        self.state.in_flight.append(
+        self.replica.in_flight.append(
             PlannedRows(
                 slot=slot,
                 generation=generation,
@@ -173,6 +172,8 @@ class BatchBuilder:
     def _settle_prompts(self) -> None:
         """Let the next batch match the KV this one computes, and give back the copies' sources."""
         for slot, _, _ in self.prefills:
-            self.state.prefix_cache.index_sent(slot)
+            self.replica.kv.prefix_cache.index_sent(slot)
         if self.copies:
-            self.state.pool.give_back(np.array([source for source, _ in self.copies], np.int32))
+            self.replica.kv.pool.give_back(
+                np.array([source for source, _ in self.copies], np.int32)
+            )

@@ -21,7 +21,7 @@ from scheduler_svc.core.batch.victims import VICTIM_POLICIES, least_urgent
 from scheduler_svc.core.observe.step_log import retraction_line
 from scheduler_svc.core.request.options import VictimRule
 from scheduler_svc.core.state.new_token_ratio import RETRACT_STEPS
-from scheduler_svc.core.state.state import CoreState
+from scheduler_svc.core.state.replica import Replica
 
 
 def grow(builder: BatchBuilder, ready: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -29,15 +29,15 @@ def grow(builder: BatchBuilder, ready: NDArray[np.intp]) -> NDArray[np.intp]:
     Give one more block to each decode that has filled its last one, preempting or pausing others
     if blocks are short; returns the slots that decode in this step.
     """
-    state, slots = builder.state, builder.state.slots
+    replica, slots = builder.replica, builder.replica.slots
     full = slots.full_slots(ready)
     if not len(full):
         return ready
-    blocks = state.pool.try_take_next(slots.next_blocks(full))
+    blocks = replica.kv.pool.try_take_next(slots.next_blocks(full))
     if blocks is not None:
         builder.append_blocks(full, blocks)
         return ready
-    if state.options.victim_rule is VictimRule.PAUSED_BUDGET:
+    if replica.cell.options.victim_rule is VictimRule.PAUSED_BUDGET:
         return pause_without_block(builder, ready, full)
     if builder.prefills:
         return _grow_oldest(builder, ready, full)
@@ -51,22 +51,23 @@ def _retract(
     Preempt running slots, worst priority first and then by the victim rule, until the others can go
     on: at least one, but never the last.
     """
-    state, slots = builder.state, builder.state.slots
-    victim_of = VICTIM_POLICIES[state.options.victim_rule]
-    before, num_retracted = state.ratio.at(state.counters.decode_steps), 0
+    replica, slots = builder.replica, builder.replica.slots
+    cell = replica.cell
+    victim_of = VICTIM_POLICIES[cell.options.victim_rule]
+    before, num_retracted = replica.ratio.at(cell.counters.decode_steps), 0
     candidates = slots.running.nonzero()[0]
     while len(candidates) > 1:
         preempt_for_blocks(builder, victim_of(slots, least_urgent(slots, candidates)))
         num_retracted += 1
         candidates = slots.running.nonzero()[0]
         full = full[slots.running[full]]
-        if _is_enough(state, len(candidates), len(full)):
+        if _is_enough(replica, len(candidates), len(full)):
             break
     if num_retracted:
-        state.ratio.note_retraction(slots, state.counters.decode_steps + 1)
-        after = state.ratio.at(state.counters.decode_steps + 1)
-        state.events.add_log(retraction_line(num_retracted, before, after))
-    blocks = state.pool.try_take_next(slots.next_blocks(full))
+        replica.ratio.note_retraction(slots, cell.counters.decode_steps + 1)
+        after = replica.ratio.at(cell.counters.decode_steps + 1)
+        cell.events.add_log(retraction_line(num_retracted, before, after))
+    blocks = replica.kv.pool.try_take_next(slots.next_blocks(full))
     if blocks is None:
         fail_alone(builder, int(candidates[0]))
     elif len(full):
@@ -74,10 +75,10 @@ def _retract(
     return ready[slots.running[ready]]
 
 
-def _is_enough(state: CoreState, num_left: int, num_growing: int) -> bool:
+def _is_enough(replica: Replica, num_left: int, num_growing: int) -> bool:
     """Return True when the rows left can take their blocks and run for `RETRACT_STEPS` more."""
-    available = state.pool.num_available
-    free_tokens = available * state.limits.block_size
+    available = replica.kv.pool.num_available
+    free_tokens = available * replica.limits.block_size
     return available >= num_growing and free_tokens >= num_left * RETRACT_STEPS
 
 
@@ -91,11 +92,11 @@ def _grow_oldest(
     these prompts are done, and since none is admitted while blocks are short, a step of decodes
     alone follows, which retracts.
     """
-    slots = builder.state.slots
-    oldest = full[np.argsort(slots.number[full])]
-    count = builder.state.pool.num_available
+    slots = builder.replica.slots
+    oldest = full[np.argsort(slots.admitted.number[full])]
+    count = builder.replica.kv.pool.num_available
     served, left_out = oldest[:count], oldest[count:]
-    blocks = builder.state.pool.try_take_next(slots.next_blocks(served))
+    blocks = builder.replica.kv.pool.try_take_next(slots.next_blocks(served))
     assert blocks is not None
     if count:
         builder.append_blocks(served, blocks)

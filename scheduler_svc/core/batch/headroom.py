@@ -6,7 +6,7 @@ import numpy as np
 
 from scheduler_svc.core.request.request import Request
 from scheduler_svc.core.state.new_token_ratio import CLIP_MAX_NEW_TOKENS, AdmissionBudget, lasts
-from scheduler_svc.core.state.state import CoreState
+from scheduler_svc.core.state.replica import Replica
 
 
 class Headroom:
@@ -22,10 +22,10 @@ class Headroom:
     in SGLang 0.3.5): more of them fit than if each were charged for its full length beforehand.
     """
 
-    __slots__ = ("_budget", "_state")
+    __slots__ = ("_budget", "_replica")
 
-    def __init__(self, state: CoreState) -> None:
-        self._state = state
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
         self._budget: AdmissionBudget | None = None
 
     def fits(self, request: Request, num_blocks: int, extend_len: int, available: int) -> bool:
@@ -39,21 +39,22 @@ class Headroom:
             extend_len: Its tokens in these.
             available: Free or evictable blocks, without those it shares.
         """
-        state, slots = self._state, self._state.slots
+        replica, slots = self._replica, self._replica.slots
+        cell = replica.cell
         # One block is kept back for each row that may still grow: otherwise the new request would
         # be the next victim.
         if num_blocks + slots.num_may_grow() > available:
             return False
-        if not slots.num_running or not state.options.schedule_conservativeness:
+        if not slots.num_running or not cell.options.schedule_conservativeness:
             return True
         max_new = request.stop_len - request.num_known
-        if not request.new.eos_token_ids and not state.options.prefix_caching:
+        if not request.new.eos_token_ids and not cell.options.prefix_caching:
             return self._lasts(num_blocks, max_new, available)
-        return self._estimate().fits(available * state.limits.block_size, extend_len, max_new)
+        return self._estimate().fits(available * replica.limits.block_size, extend_len, max_new)
 
     def charge(self, request: Request) -> None:
         """Reserve for a request that is being admitted; to be called before it has its slot."""
-        if self._state.options.schedule_conservativeness:
+        if self._replica.cell.options.schedule_conservativeness:
             self._estimate().charge(request.stop_len - request.num_known)
 
     def _lasts(self, num_blocks: int, max_new: int, available: int) -> bool:
@@ -62,20 +63,20 @@ class Headroom:
         running ones go on to their ends; a request with an EOS token counts up to its expected
         length.
         """
-        state, slots = self._state, self._state.slots
-        ratio = state.ratio.at(state.counters.decode_steps)
+        replica, slots = self._replica, self._replica.slots
+        ratio = replica.ratio.at(replica.cell.counters.decode_steps)
         running = slots.running.nonzero()[0]
         may_end = [bool(slots.request_of(slot).new.eos_token_ids) for slot in running.tolist()]
-        generated = (slots.known - slots.prompt_len)[running]
-        max_tokens = (slots.stop_len - slots.prompt_len)[running]
+        generated = (slots.tokens.known - slots.admitted.prompt_len)[running]
+        max_tokens = (slots.admitted.stop_len - slots.admitted.prompt_len)[running]
         expected = (max_tokens * np.where(may_end, ratio, 1.0)).astype(np.int64) - generated
         left = np.minimum(np.append(expected, max_new), CLIP_MAX_NEW_TOKENS)
-        held = np.append(slots.num_blocks[running], num_blocks) * slots.block_size
-        return lasts((available - num_blocks) * slots.block_size, left, held)
+        held = np.append(slots.blocks.num_blocks[running], num_blocks) * slots.blocks.block_size
+        return lasts((available - num_blocks) * slots.blocks.block_size, left, held)
 
     def _estimate(self) -> AdmissionBudget:
         if self._budget is None:
-            state = self._state
-            ratio = state.ratio.at(state.counters.decode_steps)
-            self._budget = AdmissionBudget.of(state.slots, ratio)
+            replica = self._replica
+            ratio = replica.ratio.at(replica.cell.counters.decode_steps)
+            self._budget = AdmissionBudget.of(replica.slots, ratio)
         return self._budget

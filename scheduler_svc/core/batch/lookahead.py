@@ -22,37 +22,38 @@ far ahead as `run_ahead` says.
 
 from __future__ import annotations
 
-from scheduler_svc.core.state.state import CoreState
+from scheduler_svc.core.state.replica import Replica
 
 SHORT_STEP_S = 0.005
 """Seconds; more than `window` steps may be in flight only where steps are shorter than this."""
 
 
-def lookahead(state: CoreState, usual_step_s: float) -> int:
+def lookahead(replica: Replica, usual_step_s: float) -> int:
     """
     Return how many steps may be in flight now, in time independent of the numbers of rows and
     requests.
 
     Args:
-        state: The core.
+        replica: The executor.
         usual_step_s: Seconds that a step usually takes; 0 while that is not known.
     """
-    suspects = state.suspects
-    if suspects and (suspects.num_suspects or state.counters.steps < suspects.cautious_until):
+    cell = replica.cell
+    suspects = cell.suspects
+    if suspects and (suspects.num_suspects or cell.counters.steps < suspects.cautious_until):
         return 1
-    options = state.options
+    options = cell.options
     window, ahead = options.window, options.run_ahead
     if ahead <= window or not 0.0 < usual_step_s < SHORT_STEP_S:
         return window
-    slots = state.slots
+    slots = replica.slots
     num_decoding = slots.num_decoding
     is_quiet = (
         num_decoding == slots.num_running  # no prompt under way and no row paused
-        and not state.queue
-        and not state.draining
+        and not cell.queue
+        and not replica.draining
         and not slots.ended
     )
     if not is_quiet:
         return window
-    num_blocks = num_decoding * state.limits.blocks_for(ahead)
-    return ahead if num_blocks <= state.pool.num_available else window
+    num_blocks = num_decoding * replica.limits.blocks_for(ahead)
+    return ahead if num_blocks <= replica.kv.pool.num_available else window

@@ -60,8 +60,8 @@ def find_sibling(slots: SlotTable, request: Request) -> int | None:
 
 def prefix_of_sibling(slots: SlotTable, request: Request, slot: int) -> Prefix:
     """Return the prefix that a request shares with the sibling in `slot`: prompt, no outputs."""
-    table = slots.block_table[slot, : slots.num_blocks[slot]]
-    return Prefix.of(table.copy(), request.prompt_len, request.num_known, slots.block_size)
+    table = slots.blocks.of_slot(slot)
+    return Prefix.of(table.copy(), request.prompt_len, request.num_known, slots.blocks.block_size)
 
 
 def writers_of_sibling(slots: SlotTable, slot: int) -> frozenset[int]:

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from scheduler_svc.core.batch.batch_builder import BatchBuilder
 from scheduler_svc.core.observe.step_log import preemption_line
 from scheduler_svc.core.request.options import PreemptionMode
-from scheduler_svc.core.state.state import CoreState
+from scheduler_svc.core.state.ends import fail
+from scheduler_svc.core.state.replica import Replica
 from tandem.errors import NeverFits
 
 
@@ -33,26 +34,26 @@ def resume(builder: BatchBuilder) -> list[int]:
     Then evict the last paused rows while paused rows hold more than the budget or no row runs. The
     only row left is not evicted: it fails.
     """
-    state = builder.state
+    replica = builder.replica
     resumed = _resume_by_free_blocks(builder)
-    while state.paused and (_nobody_runs(state) or _is_over_budget(state)):
-        if state.slots.num_running == 1:
-            fail_alone(builder, next(iter(state.paused)))
+    while replica.paused and (_nobody_runs(replica) or _is_over_budget(replica)):
+        if replica.slots.num_running == 1:
+            fail_alone(builder, next(iter(replica.paused)))
             break
-        preempt_for_blocks(builder, next(reversed(state.paused)))
+        preempt_for_blocks(builder, next(reversed(replica.paused)))
         resumed += _resume_by_free_blocks(builder)
     return resumed
 
 
 def _resume_by_free_blocks(builder: BatchBuilder) -> list[int]:
-    state = builder.state
-    resumed = list(state.paused)[: state.pool.num_available]
+    replica = builder.replica
+    resumed = list(replica.paused)[: replica.kv.pool.num_available]
     if resumed:
         slots = np.array(resumed, np.intp)
-        blocks = state.pool.try_take_next(state.slots.next_blocks(slots))
+        blocks = replica.kv.pool.try_take_next(replica.slots.next_blocks(slots))
         assert blocks is not None
         for slot in resumed:
-            state.unpause(slot)
+            replica.unpause(slot)
         builder.append_blocks(slots, blocks)
     return resumed
 
@@ -64,65 +65,68 @@ def pause_without_block(
     Give the available blocks to the oldest requests and pause the others, within
     `paused_budget_blocks`; returns the slots that decode in this step.
     """
-    state, slots = builder.state, builder.state.slots
-    for slot in full[np.argsort(slots.number[full])].tolist():
-        state.pause(slot)
+    replica, slots = builder.replica, builder.replica.slots
+    for slot in full[np.argsort(slots.admitted.number[full])].tolist():
+        replica.pause(slot)
     resumed = resume(builder)
     kept = ready[slots.decoding[ready]]
     others = np.setdiff1d(np.array(resumed, np.intp), kept)
     return np.concatenate([kept, others[: max(builder.budget - len(kept), 0)]])
 
 
-def stay_paused(state: CoreState) -> None:
+def stay_paused(replica: Replica) -> None:
     """Record each paused request of this step, if request events are kept."""
-    if state.recorder is not None:
-        for slot in state.paused:
-            state.recorder.note_pause(state.slots.request_of(slot), state.now_s)
+    cell = replica.cell
+    if cell.recorder is not None:
+        for slot in replica.paused:
+            cell.recorder.note_pause(replica.slots.request_of(slot), cell.now_s)
 
 
 def preempt_for_blocks(builder: BatchBuilder, slot: int) -> None:
     """Preempt a slot for want of blocks, release it at once, and log some of these preemptions."""
-    state = builder.state
-    request = state.slots.request_of(slot)
-    num_fallbacks = state.counters.swap_fallbacks
-    state.preempt(slot)
+    replica = builder.replica
+    cell = replica.cell
+    request = replica.slots.request_of(slot)
+    num_fallbacks = cell.counters.swap_fallbacks
+    replica.preempt(slot)
     builder.num_preempted += 1
-    state.counters.retractions += 1
-    mode = state.options.preemption_mode
-    if state.counters.swap_fallbacks > num_fallbacks:
+    cell.counters.retractions += 1
+    mode = cell.options.preemption_mode
+    if cell.counters.swap_fallbacks > num_fallbacks:
         mode = PreemptionMode.RECOMPUTE
-    line = preemption_line(request.new.request_id, mode, state.counters.retractions)
+    line = preemption_line(request.new.request_id, mode, cell.counters.retractions)
     if line is not None:
-        state.events.add_log(line)
+        cell.events.add_log(line)
     builder.release_ended()
 
 
 def fail_alone(builder: BatchBuilder, slot: int) -> None:
     """Fail the only running request, which needs more blocks than there are in all."""
-    state, request = builder.state, builder.state.slots.request_of(slot)
+    replica, limits = builder.replica, builder.replica.limits
+    request = replica.slots.request_of(slot)
     message = (
-        f"request {request.new.request_id} alone needs more than all {state.limits.num_blocks} KV "
-        f"blocks of {state.limits.block_size} tokens: shorten prompt or max_tokens, or raise "
+        f"request {request.new.request_id} alone needs more than all {limits.num_blocks} KV "
+        f"blocks of {limits.block_size} tokens: shorten prompt or max_tokens, or raise "
         "max_num_blocks"
     )
-    state.fail(request, NeverFits(message, metadata={"limit": "max_num_blocks"}))
+    fail(replica, request, NeverFits(message, metadata={"limit": "max_num_blocks"}))
     builder.release_ended()
 
 
-def _nobody_runs(state: CoreState) -> bool:
-    return state.slots.num_running == len(state.paused)
+def _nobody_runs(replica: Replica) -> bool:
+    return replica.slots.num_running == len(replica.paused)
 
 
-def _is_over_budget(state: CoreState) -> bool:
+def _is_over_budget(replica: Replica) -> bool:
     """Return True when paused rows hold more blocks than they may keep; shared ones count once."""
-    budget = state.options.paused_budget_blocks
-    return not budget or num_paused_blocks(state) > budget
+    budget = replica.cell.options.paused_budget_blocks
+    return not budget or num_paused_blocks(replica) > budget
 
 
-def num_paused_blocks(state: CoreState) -> int:
+def num_paused_blocks(replica: Replica) -> int:
     """Return the number of blocks that paused rows hold; shared ones count once."""
-    if not state.paused:
+    if not replica.paused:
         return 0
-    slots = state.slots
-    tables = [slots.block_table[slot, : slots.num_blocks[slot]] for slot in state.paused]
+    slots = replica.slots
+    tables = [slots.blocks.of_slot(slot) for slot in replica.paused]
     return len(np.unique(np.concatenate(tables)))

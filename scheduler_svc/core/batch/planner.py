@@ -21,7 +21,6 @@ a time (`trials`).
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scheduler_svc.core.batch.batch_builder import BatchBuilder
 from scheduler_svc.core.batch.block_allocation import grow
@@ -33,50 +32,52 @@ from scheduler_svc.core.batch.step_report import report_step
 from scheduler_svc.core.faults.out_of_memory import let_steps_grow
 from scheduler_svc.core.faults.trials import hold_trial
 from scheduler_svc.core.request.options import StepPriority
-from scheduler_svc.core.state.state import CoreState
+from scheduler_svc.core.state.replica import Replica
 from tandem.link.batch import Batch
 
 
-def plan(state: CoreState, now: float) -> Batch | None:
+def plan(replica: Replica, now: float) -> Batch | None:
     """Plan the next batch; None when there is nothing to send."""
-    is_trial = state.suspects.num_suspects > 0
+    cell = replica.cell
+    is_trial = cell.suspects.num_suspects > 0
     if is_trial:
-        if state.in_flight:
+        if replica.in_flight:
             return None
-        hold_trial(state)
-    let_steps_grow(state)
-    builder = BatchBuilder(state)
+        hold_trial(replica)
+    let_steps_grow(replica)
+    builder = BatchBuilder(replica)
     builder.release_ended()
     if not is_trial:
         make_way(builder, now)
-    if state.options.step_priority is StepPriority.DECODE_FIRST:
+    if cell.options.step_priority is StepPriority.DECODE_FIRST:
         _plan_decodes(builder)
         _plan_prompts(builder, now, others_decode=builder.decodes is not None)
     else:
-        _plan_prompts(builder, now, others_decode=bool(state.slots.decoding.any()))
+        _plan_prompts(builder, now, others_decode=bool(replica.slots.decoding.any()))
         _plan_decodes(builder)
-    if state.paused:
-        stay_paused(state)
-    if builder.prefills or state.counters.decode_steps >= state.step_log.due_step:
+    if replica.paused:
+        stay_paused(replica)
+    if builder.prefills or cell.counters.decode_steps >= cell.step_log.due_step:
         report_step(builder, now)
     return builder.batch()
 
 
 def _plan_prompts(builder: BatchBuilder, now: float, *, others_decode: bool) -> None:
-    state, kept_back = builder.state, 0
-    if not state.queue and state.slots.num_running == state.slots.num_decoding:
+    replica, kept_back = builder.replica, 0
+    cell = replica.cell
+    if not cell.queue and replica.slots.num_running == replica.slots.num_decoding:
         return
-    if others_decode and state.options.max_prefill_share < 1.0:
-        num_tokens = state.room.tokens(state.limits.max_total_tokens)
-        share = int(state.options.max_prefill_share * num_tokens)
+    if others_decode and cell.options.max_prefill_share < 1.0:
+        num_tokens = replica.room.tokens(replica.limits.max_total_tokens)
+        share = int(cell.options.max_prefill_share * num_tokens)
         kept_back = max(builder.budget - max(share, 1), 0)
     builder.budget -= kept_back
     if builder.budget > 0:
         continue_prefills(builder)
         # Preempted requests come first in the queue, also while they drain, and paused rows come
         # before all waiting requests.
-        is_closed = state.is_full or builder.num_preempted or state.draining or state.paused
-        if state.queue and builder.budget > 0 and not is_closed:
+        is_closed = replica.is_full or builder.num_preempted or replica.draining or replica.paused
+        if cell.queue and builder.budget > 0 and not is_closed:
             admit(builder, now)
         if builder.budget > 0:
             use_leftover(builder)
@@ -84,8 +85,8 @@ def _plan_prompts(builder: BatchBuilder, now: float, *, others_decode: bool) -> 
 
 
 def _plan_decodes(builder: BatchBuilder) -> None:
-    slots = builder.state.slots
-    if builder.state.paused:
+    slots = builder.replica.slots
+    if builder.replica.paused:
         resume(builder)
     rows = slots.decode_rows()
     ready = rows.slot
@@ -95,18 +96,9 @@ def _plan_decodes(builder: BatchBuilder) -> None:
     if not len(ready) or builder.budget <= 0:
         return
     if len(ready) > builder.budget:
-        ready = _least_served(builder, ready)
+        ready = slots.least_served(ready, builder.budget)
     ready = grow(builder, ready)
     if len(ready):
         builder.decodes = rows if ready is rows.slot else slots.rows_of(ready)
         builder.budget -= len(ready)
-        builder.state.counters.decode_steps += 1
-
-
-def _least_served(builder: BatchBuilder, ready: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return the slots that waited longest for a token, up to the budget, oldest requests first."""
-    slots = builder.state.slots
-    order = np.lexsort((slots.number[ready], slots.served[ready]))
-    chosen: NDArray[np.intp] = ready[order[: builder.budget]]
-    slots.served[chosen] = slots.served.max() + 1 + np.arange(len(chosen))
-    return chosen
+        builder.replica.cell.counters.decode_steps += 1

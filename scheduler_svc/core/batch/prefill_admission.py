@@ -41,13 +41,14 @@ def admit(builder: BatchBuilder, now: float) -> None:
     for that block instead of computing it again; those behind it may pass meanwhile. A request that
     lacks blocks ends admission: requests that passed it would use up the blocks it waits for.
     """
-    state = builder.state
+    replica = builder.replica
+    cell = replica.cell
     if not _has_room(builder):
         return
     num_passed = num_sent = 0
-    candidates = state.queue.candidates(now, state.prefixes)
-    if state.suspects.num_suspects:
-        candidates = iter(waiting_for_trial(state))
+    candidates = cell.queue.candidates(now, replica.kv.prefixes)
+    if cell.suspects.num_suspects:
+        candidates = iter(waiting_for_trial(replica))
     for request in candidates:
         if num_sent and num_sent + request.num_known > MAX_SENT_TOKENS:
             return
@@ -68,19 +69,19 @@ def admit(builder: BatchBuilder, now: float) -> None:
 
 def _has_room(builder: BatchBuilder) -> bool:
     """Return True while any request may be admitted."""
-    state, slots = builder.state, builder.state.slots
-    max_running = state.room.rows(state.limits.max_running)
-    has_slot = slots.num_running < max_running and slots.num_free > 0
-    return builder.budget > 0 and has_slot and not state.under_pressure()
+    replica, slots = builder.replica, builder.replica.slots
+    max_running = replica.room.rows(replica.limits.max_running)
+    has_slot = slots.num_running < max_running and slots.num_free() > 0
+    return builder.budget > 0 and has_slot and not replica.under_pressure()
 
 
 def _has_chunk(builder: BatchBuilder, request: Request, prefix: Prefix) -> bool:
     """Return True when the step has tokens for this prompt; many long ones share a part of it."""
-    copy = builder.state.host.copy_of(request.number)
+    copy = builder.replica.kv.host.copy_of(request.number)
     num_cached = prefix.num_tokens if copy is None else max(prefix.num_tokens, copy.num_tokens)
     if not may_cut(builder):
         # A block that is cached in part may turn out to have no room for its copy.
-        block_size = builder.state.limits.block_size
+        block_size = builder.replica.limits.block_size
         return request.num_known - num_cached // block_size * block_size <= builder.budget
     return next_chunk(builder, request.num_known - num_cached) > 0
 
@@ -90,7 +91,7 @@ def _find_prefix(builder: BatchBuilder, request: Request) -> tuple[Prefix, int |
     Return the part of a request's KV that is on the device, and the slot of the sibling it is
     shared with, if any; None when the request must wait for KV that is being computed or copied.
     """
-    state, slots = builder.state, builder.state.slots
+    replica, slots = builder.replica, builder.replica.slots
     if builder.swaps is not None and builder.swaps.is_leaving(request):
         return None
     if request.is_alone:
@@ -101,7 +102,7 @@ def _find_prefix(builder: BatchBuilder, request: Request) -> tuple[Prefix, int |
     if any(admission.slot == sibling for admission in builder.admits):
         # What this batch copies or swaps in for the sibling is not there yet for a copy.
         return None
-    cached = state.prefix_cache.find(request)
+    cached = replica.kv.prefix_cache.find(request)
     if sibling is not None:
         shared = parallel_sampling.prefix_of_sibling(slots, request, sibling)
         if cached is None or shared.num_tokens > cached.num_tokens:
@@ -113,11 +114,12 @@ def _try_admit(
     builder: BatchBuilder, request: Request, prefix: Prefix, sibling: int | None, now: float
 ) -> bool:
     """Give a request a slot, blocks and its first chunk; return False when blocks are too few."""
-    state, slots, limits = builder.state, builder.state.slots, builder.state.limits
-    copy = state.host.copy_of(request.number)
+    replica, slots, limits = builder.replica, builder.replica.slots, builder.replica.limits
+    cell = replica.cell
+    copy = replica.kv.host.copy_of(request.number)
     fitting = _fitting(builder, request, prefix, can_copy=copy is None)
     if fitting is None:
-        state.note_full()
+        replica.note_full()
         return False
     prefix = fitting
     writers = _writers(builder, prefix, sibling)
@@ -128,14 +130,14 @@ def _try_admit(
         writers |= request.kv_writers
     request.kv_writers = writers
     builder.headroom().charge(request)
-    state.queue.take(request, now)
-    note_admitted(state, request)
+    cell.queue.take(request, now)
+    note_admitted(replica, request)
     request.move(RequestState.PREFILL)
     _note_first_admission(builder, request, prefix, now)
     slot = slots.occupy(request, blocks, limits.blocks_for(request.stop_len - 1), num_cached)
-    state.prefix_cache.note_admitted(slot, request, prefix, sibling)
+    replica.kv.prefix_cache.note_admitted(slot, request, prefix, sibling)
     if copy is not None and not copy.may_index:
-        state.prefix_cache.distrust(slot)
+        replica.kv.prefix_cache.distrust(slot)
     builder.admits.append(
         Admission(
             slot=slot,
@@ -149,7 +151,7 @@ def _try_admit(
     )
     cached_prompt = min(num_cached, request.prompt_len)
     event = Progress(handle=request.new.handle, kind=ProgressKind.SCHEDULED, value=cached_prompt)
-    state.events.add(event)
+    cell.events.add(event)
     add_chunk(builder, slot)
     return True
 
@@ -158,19 +160,19 @@ def _fitting(
     builder: BatchBuilder, request: Request, prefix: Prefix, *, can_copy: bool
 ) -> Prefix | None:
     """Return the part of `prefix` usable with the available blocks; None when these are too few."""
-    state = builder.state
+    replica = builder.replica
     if prefix.has_copy and can_copy and _has_blocks(builder, request, prefix):
         return prefix
     # The block to be copied counts in addition to its copy, so the request may fit without it.
-    prefix = prefix.without_copy(state.limits.block_size)
+    prefix = prefix.without_copy(replica.limits.block_size)
     return prefix if _has_blocks(builder, request, prefix) else None
 
 
 def _has_blocks(builder: BatchBuilder, request: Request, prefix: Prefix) -> bool:
-    state = builder.state
-    num_fresh = state.limits.blocks_for(request.num_known) - prefix.num_shared
+    replica = builder.replica
+    num_fresh = replica.limits.blocks_for(request.num_known) - prefix.num_shared
     # Blocks that the request is about to hold cannot be evicted for it.
-    num_available = state.pool.num_available - state.pool.num_unheld(prefix.blocks)
+    num_available = replica.kv.pool.num_available - replica.kv.pool.num_unheld(prefix.blocks)
     extend_len = request.num_known - prefix.num_tokens
     return builder.headroom().fits(request, num_fresh, extend_len, num_available)
 
@@ -180,11 +182,11 @@ def _take_blocks(builder: BatchBuilder, request: Request, prefix: Prefix) -> Int
     Return the request's block table; its shared blocks are held before others are evicted for the
     rest.
     """
-    state = builder.state
-    state.pool.share(prefix.blocks)
-    num_fresh = state.limits.blocks_for(request.num_known) - prefix.num_shared
+    replica = builder.replica
+    replica.kv.pool.share(prefix.blocks)
+    num_fresh = replica.limits.blocks_for(request.num_known) - prefix.num_shared
     last_shared = int(prefix.blocks[prefix.num_shared - 1]) if prefix.num_shared else NO_BLOCK
-    fresh = state.pool.try_take(num_fresh, after=last_shared)
+    fresh = replica.kv.pool.try_take(num_fresh, after=last_shared)
     assert fresh is not None
     if prefix.has_copy:
         builder.copy(int(prefix.blocks[-1]), int(fresh[0]))
@@ -193,19 +195,20 @@ def _take_blocks(builder: BatchBuilder, request: Request, prefix: Prefix) -> Int
 
 def _writers(builder: BatchBuilder, prefix: Prefix, sibling: int | None) -> frozenset[int]:
     if sibling is not None:
-        return parallel_sampling.writers_of_sibling(builder.state.slots, sibling)
-    return builder.state.prefix_cache.writers_of(prefix)
+        return parallel_sampling.writers_of_sibling(builder.replica.slots, sibling)
+    return builder.replica.kv.prefix_cache.writers_of(prefix)
 
 
 def _note_first_admission(
     builder: BatchBuilder, request: Request, prefix: Prefix, now: float
 ) -> None:
-    state = builder.state
-    if state.options.prefix_caching:
-        state.counters.prefix_lookup_tokens += request.num_known
-        state.counters.prefix_hit_tokens += prefix.num_tokens
+    replica = builder.replica
+    cell = replica.cell
+    if cell.options.prefix_caching:
+        cell.counters.prefix_lookup_tokens += request.num_known
+        cell.counters.prefix_hit_tokens += prefix.num_tokens
     if request.scheduled_s is None:
         request.scheduled_s = now
         request.num_cached_tokens = min(prefix.num_tokens, request.prompt_len)
-    if state.recorder is not None:
-        state.recorder.note(EventKind.SCHEDULED, request, now)
+    if cell.recorder is not None:
+        cell.recorder.note(EventKind.SCHEDULED, request, now)

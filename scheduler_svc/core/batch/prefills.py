@@ -30,19 +30,19 @@ from tandem.link.batch import ROW_SAMPLES
 
 def continue_prefills(builder: BatchBuilder) -> None:
     """Go on with prompts begun in earlier steps, oldest request first, short before long ones."""
-    state, slots = builder.state, builder.state.slots
-    threshold = state.options.long_prefill_threshold
+    replica, slots = builder.replica, builder.replica.slots
+    threshold = replica.cell.options.long_prefill_threshold
     if threshold is not None:
         builder.long_room = min(threshold, max(builder.budget // 2, 1))
-    if slots.num_running - len(state.paused) == slots.num_decoding:
+    if slots.num_running - len(replica.paused) == slots.num_decoding:
         return
     started = (slots.running & ~slots.decoding).nonzero()[0]
-    if state.paused:
-        started = started[~np.isin(started, list(state.paused))]
-    order = np.argsort(slots.number[started])
+    if replica.paused:
+        started = started[~np.isin(started, list(replica.paused))]
+    order = np.argsort(slots.admitted.number[started])
     if threshold is not None:
-        is_long = (slots.admitted - slots.planned)[started] > threshold
-        order = np.lexsort((slots.number[started], is_long))
+        is_long = (slots.admitted.known_len - slots.planned)[started] > threshold
+        order = np.lexsort((slots.admitted.number[started], is_long))
     for slot in started[order].tolist():
         if not builder.budget:
             return
@@ -54,8 +54,8 @@ def add_chunk(builder: BatchBuilder, slot: int) -> None:
     Add a row for as many of a slot's tokens as the step has room for, if any; its blocks were taken
     at admission.
     """
-    slots = builder.state.slots
-    left = int(slots.admitted[slot] - slots.planned[slot])
+    slots = builder.replica.slots
+    left = int(slots.admitted.known_len[slot] - slots.planned[slot])
     chunk = next_chunk(builder, left)
     if not chunk:
         return
@@ -69,7 +69,7 @@ def add_chunk(builder: BatchBuilder, slot: int) -> None:
 
 def next_chunk(builder: BatchBuilder, left: int) -> int:
     """Return the tokens the step has for a prompt with `left` tokens to compute; 0: it waits."""
-    room = min(builder.budget, builder.state.options.chunked_prefill_size or left)
+    room = min(builder.budget, builder.replica.cell.options.chunked_prefill_size or left)
     if _is_long(builder, left):
         room = min(room, builder.long_room)
     return _chunk_len(left, room, may_be_single=not builder.prefills)
@@ -77,22 +77,25 @@ def next_chunk(builder: BatchBuilder, left: int) -> int:
 
 def may_cut(builder: BatchBuilder) -> bool:
     """Return True where prompts may be cut into chunks; always while `step_room` limits tokens."""
-    return builder.state.options.chunked_prefill or builder.state.room.max_tokens is not None
+    return (
+        builder.replica.cell.options.chunked_prefill or builder.replica.room.max_tokens is not None
+    )
 
 
 def _is_long(builder: BatchBuilder, left: int) -> bool:
     """Return True for a prompt with more than `long_prefill_threshold` tokens left."""
-    threshold = builder.state.options.long_prefill_threshold
+    threshold = builder.replica.cell.options.long_prefill_threshold
     return threshold is not None and left > threshold
 
 
 def use_leftover(builder: BatchBuilder) -> None:
     """Give long prompts the tokens that no other prompt took, oldest request first."""
-    if builder.state.options.long_prefill_threshold is None:
+    cell = builder.replica.cell
+    if cell.options.long_prefill_threshold is None:
         return
-    slots, cap = builder.state.slots, builder.state.options.chunked_prefill_size
+    slots, cap = builder.replica.slots, cell.options.chunked_prefill_size
     for index, (slot, chunk, flags) in enumerate(builder.prefills):
-        left = int(slots.admitted[slot] - slots.planned[slot])
+        left = int(slots.admitted.known_len[slot] - slots.planned[slot])
         if not builder.budget or flags or not _is_long(builder, left):
             continue
         longer = _chunk_len(left, min(chunk + builder.budget, cap or left), may_be_single=True)
@@ -112,5 +115,5 @@ def _chunk_len(left: int, room: int, *, may_be_single: bool) -> int:
 
 
 def _start_decoding(builder: BatchBuilder, slot: int) -> None:
-    builder.state.slots.set_decoding(slot, True)
-    builder.state.slots.request_of(slot).move(RequestState.DECODE)
+    builder.replica.slots.set_decoding(slot, True)
+    builder.replica.slots.request_of(slot).move(RequestState.DECODE)

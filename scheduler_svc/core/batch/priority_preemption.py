@@ -14,16 +14,16 @@ from itertools import islice
 from scheduler_svc.core.batch.batch_builder import BatchBuilder
 from scheduler_svc.core.batch.headroom import Headroom
 from scheduler_svc.core.request.request import Request
-from scheduler_svc.core.state.state import CoreState
+from scheduler_svc.core.state.replica import Replica
 
 MAX_ADVANCED = 32
 """Waiting requests that one plan makes way for."""
 
 
-def note_admitted(state: CoreState, request: Request) -> None:
+def note_admitted(replica: Replica, request: Request) -> None:
     """Note an admitted request as a candidate for priority preemption, unless it is exempt."""
-    if state.options.priority_preemption and not (request.was_aged or request.gave_way):
-        state.may_give_way.push(-request.new.priority, -request.number, request)
+    if replica.cell.options.priority_preemption and not (request.was_aged or request.gave_way):
+        replica.may_give_way.push(-request.new.priority, -request.number, request)
 
 
 def make_way(builder: BatchBuilder, now: float) -> None:
@@ -36,52 +36,53 @@ def make_way(builder: BatchBuilder, now: float) -> None:
     results in flight of the preempted ones are back. Costs O(1) where no waiting request is better
     than any that may give way.
     """
-    state = builder.state
-    worst = state.may_give_way.peek()
-    if worst is None or state.paused:
+    replica = builder.replica
+    cell = replica.cell
+    worst = replica.may_give_way.peek()
+    if worst is None or replica.paused:
         return
-    best = state.queue.best_priority()
+    best = cell.queue.best_priority()
     if best is None or best >= worst[1].new.priority:
         return
     promised_blocks = 0
-    ahead = islice(state.queue.candidates(now, state.prefixes), MAX_ADVANCED)
+    ahead = islice(cell.queue.candidates(now, replica.kv.prefixes), MAX_ADVANCED)
     for promised_slots, request in enumerate(ahead):
-        while not _fits(state, request, promised_slots, promised_blocks):
-            victim = _victim_for(state, request)
-            if victim is None or not _can_fit(state, request, promised_blocks):
+        while not _fits(replica, request, promised_slots, promised_blocks):
+            victim = _victim_for(replica, request)
+            if victim is None or not _can_fit(replica, request, promised_blocks):
                 return
             assert victim.slot is not None
             victim.gave_way = True
-            state.preempt(victim.slot, "gave way to a better priority")
+            replica.preempt(victim.slot, "gave way to a better priority")
             builder.release_ended()
-        promised_blocks += state.limits.blocks_for(request.num_known)
+        promised_blocks += replica.limits.blocks_for(request.num_known)
 
 
-def _victim_for(state: CoreState, request: Request) -> Request | None:
-    worst = state.may_give_way.peek()
+def _victim_for(replica: Replica, request: Request) -> Request | None:
+    worst = replica.may_give_way.peek()
     if worst is None or worst[1].new.priority <= request.new.priority:
         return None
     return worst[1]
 
 
-def _fits(state: CoreState, request: Request, promised_slots: int, promised_blocks: int) -> bool:
+def _fits(replica: Replica, request: Request, promised_slots: int, promised_blocks: int) -> bool:
     """Return True when a request can be admitted beside those that were promised room before it."""
-    slots, limits = state.slots, state.limits
-    max_running = state.room.rows(limits.max_running)
-    if slots.num_running + promised_slots >= max_running or state.under_pressure():
+    slots, limits = replica.slots, replica.limits
+    max_running = replica.room.rows(limits.max_running)
+    if slots.num_running + promised_slots >= max_running or replica.under_pressure():
         return False
-    if slots.num_free <= promised_slots:
+    if slots.num_free() <= promised_slots:
         return False
-    available = state.pool.num_available - promised_blocks
+    available = replica.kv.pool.num_available - promised_blocks
     num_blocks = limits.blocks_for(request.num_known)
-    return Headroom(state).fits(request, num_blocks, request.num_known, available)
+    return Headroom(replica).fits(request, num_blocks, request.num_known, available)
 
 
-def _can_fit(state: CoreState, request: Request, promised_blocks: int) -> bool:
+def _can_fit(replica: Replica, request: Request, promised_blocks: int) -> bool:
     """Return False when a request would lack blocks even if all that may give way to it did."""
-    yielding = [one for one in state.may_give_way if one.new.priority > request.new.priority]
-    held = sum(int(state.slots.num_blocks[one.slot]) for one in yielding)
-    available = state.pool.num_available + held - promised_blocks
-    usage = (state.pool.num_used - held) / state.pool.num_blocks
-    has_blocks = state.limits.blocks_for(request.num_known) <= available
-    return has_blocks and usage < state.limits.memory_threshold
+    yielding = [one for one in replica.may_give_way if one.new.priority > request.new.priority]
+    held = sum(int(replica.slots.blocks.num_blocks[one.slot]) for one in yielding)
+    available = replica.kv.pool.num_available + held - promised_blocks
+    usage = (replica.kv.pool.num_used - held) / replica.kv.pool.num_blocks
+    has_blocks = replica.limits.blocks_for(request.num_known) <= available
+    return has_blocks and usage < replica.limits.memory_threshold

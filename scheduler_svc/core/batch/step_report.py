@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from scheduler_svc.core.batch.batch_builder import BatchBuilder
 from scheduler_svc.core.observe.step_log import StepSnapshot
-from scheduler_svc.core.state.state import CoreState
+from scheduler_svc.core.state.replica import Replica
 
 
 def report_step(builder: BatchBuilder, now: float) -> None:
     """Log the prompts that a step computes, and every 40th step with decodes."""
-    state, log = builder.state, builder.state.step_log
-    snapshot = snapshot_of(state)
+    replica, log = builder.replica, builder.replica.cell.step_log
+    cell = replica.cell
+    snapshot = snapshot_of(replica)
     if builder.prefills:
         num_cached = sum(admission.num_cached_tokens for admission in builder.admits)
         if builder.swaps is not None:
@@ -21,17 +22,17 @@ def report_step(builder: BatchBuilder, now: float) -> None:
             num_new=sum(chunk for _, chunk, _ in builder.prefills),
             num_cached=num_cached,
         )
-        state.events.add_log(line)
-    if state.counters.decode_steps >= log.due_step:
-        state.events.add_log(log.decode_line(snapshot, state.counters.output_tokens, now))
+        cell.events.add_log(line)
+    if cell.counters.decode_steps >= log.due_step:
+        cell.events.add_log(log.decode_line(snapshot, cell.counters.output_tokens, now))
 
 
-def snapshot_of(state: CoreState) -> StepSnapshot:
+def snapshot_of(replica: Replica) -> StepSnapshot:
     """Return the core's numbers for the step log as they are now."""
     return StepSnapshot(
-        num_running=state.slots.num_running - len(state.paused),
-        num_queued=len(state.queue),
-        used_blocks=state.pool.num_used,
-        num_blocks=state.pool.num_blocks,
-        block_size=state.limits.block_size,
+        num_running=replica.slots.num_running - len(replica.paused),
+        num_queued=len(replica.cell.queue),
+        used_blocks=replica.kv.pool.num_used,
+        num_blocks=replica.kv.pool.num_blocks,
+        block_size=replica.limits.block_size,
     )

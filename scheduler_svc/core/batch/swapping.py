@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler_svc.core.request.request import Request
-from scheduler_svc.core.state.state import CoreState
+from scheduler_svc.core.state.replica import Replica
 from tandem.link.batch import Int32Column
 
 
@@ -33,12 +33,12 @@ class Swaps:
         "_out_block",
         "_out_host",
         "_out_numbers",
-        "_state",
+        "_replica",
         "num_tokens_in",
     )
 
-    def __init__(self, state: CoreState) -> None:
-        self._state = state
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
         self._out_block: list[int] = []
         self._out_host: list[int] = []
         self._in_host: list[int] = []
@@ -51,15 +51,15 @@ class Swaps:
         Copy the blocks of a slot that is about to be released to host memory, if host blocks were
         reserved when it was vacated and the request has not ended since.
         """
-        number = self._state.swapping.pop(slot, None)
-        copy = None if number is None else self._state.host.copy_of(number)
-        if number is None or copy is None:
+        swap = self._replica.kv.take_planned_swap(slot)
+        if swap is None:
             return
+        number, copy = swap
         count = len(copy.blocks)
-        self._out_block += self._state.slots.block_table[slot, :count].tolist()
+        self._out_block += self._replica.slots.blocks.table[slot, :count].tolist()
         self._out_host += copy.blocks.tolist()
         self._out_numbers.add(number)
-        self._state.counters.swapped_out_blocks += count
+        self._replica.cell.counters.swapped_out_blocks += count
 
     def is_leaving(self, request: Request) -> bool:
         """Return True while this batch writes the request's host blocks, so none may be read."""
@@ -77,22 +77,22 @@ class Swaps:
         Returns:
             Leading positions of `blocks` that hold KV when the batch computes.
         """
-        host = self._state.host
+        host = self._replica.kv.host
         copy = host.copy_of(request.number)
         assert copy is not None
         host.take_out(request.number)
         if copy.num_tokens <= num_cached:
             return num_cached
-        first = num_cached // self._state.limits.block_size
+        first = num_cached // self._replica.limits.block_size
         self._in_host += copy.blocks[first:].tolist()
         self._in_block += blocks[first : len(copy.blocks)].tolist()
-        self._state.counters.swapped_in_blocks += len(copy.blocks) - first
+        self._replica.cell.counters.swapped_in_blocks += len(copy.blocks) - first
         self.num_tokens_in += copy.num_tokens - num_cached
         return copy.num_tokens
 
     def columns(self) -> dict[str, Int32Column]:
         """Return the batch's swap columns; to be called once the batch is fully planned."""
-        self._state.host.settle()
+        self._replica.kv.host.settle()
         return {
             "swap_out_block": np.array(self._out_block, np.int32),
             "swap_out_host": np.array(self._out_host, np.int32),

@@ -24,8 +24,10 @@ def fewest_generated(slots: SlotTable, candidates: NDArray[np.intp]) -> int:
 
     Source: SGLang.
     """
-    generated = slots.known[candidates] - slots.prompt_len[candidates]
-    order = np.lexsort((-slots.number[candidates], -slots.prompt_len[candidates], generated))
+    generated = slots.tokens.known[candidates] - slots.admitted.prompt_len[candidates]
+    order = np.lexsort(
+        (-slots.admitted.number[candidates], -slots.admitted.prompt_len[candidates], generated)
+    )
     return int(candidates[order[0]])
 
 
@@ -35,7 +37,7 @@ def last_admitted(slots: SlotTable, candidates: NDArray[np.intp]) -> int:
 
     Source: vLLM under fcfs, where the order of admission and that of arrival are one.
     """
-    return int(candidates[np.argmax(slots.turn[candidates])])
+    return int(candidates[np.argmax(slots.admitted.turn[candidates])])
 
 
 def least_urgent(slots: SlotTable, candidates: NDArray[np.intp]) -> NDArray[np.intp]:

@@ -13,53 +13,52 @@ from collections.abc import Set as AbstractSet
 from scheduler_svc.core.kv_cache.prefix_cache import writer_key
 from scheduler_svc.core.observe.request_events import EventKind
 from scheduler_svc.core.request.request import Request, RequestState
-from scheduler_svc.core.state.state import CoreState
+from scheduler_svc.core.state.replica import Replica
 
 
-def distrust(state: CoreState, request: Request, also: AbstractSet[int] = frozenset()) -> None:
+def distrust(replica: Replica, request: Request, also: AbstractSet[int] = frozenset()) -> None:
     """
     Drop from the prefix cache the KV computed by a request with a row error, by the requests that
     share it and by the writers `also`; those that share it start over with only their own KV.
     """
     culprit = writer_key(*request.slot_key)
-    sharers = [other for other in state.by_handle.values() if culprit in other.kv_writers]
+    sharers = [other for other in replica.cell.requests if culprit in other.kv_writers]
     keys = {writer_key(*sharer.slot_key) for sharer in sharers}
-    state.prefix_cache.forget_written_by({culprit, *keys, *also})
-    _index_nothing_of(state, request)
+    replica.kv.prefix_cache.forget_written_by({culprit, *keys, *also})
+    _index_nothing_of(replica, request)
     for sharer in sharers:
-        _start_over(state, sharer)
+        _start_over(replica, sharer)
 
 
-def retry_alone(state: CoreState, request: Request) -> None:
+def retry_alone(replica: Replica, request: Request) -> None:
     """
     Start over a request that shared KV of others and got a row error, since the shared KV may have
     been wrong.
     """
-    distrust(state, request, request.kv_writers)
-    _start_over(state, request)
+    distrust(replica, request, request.kv_writers)
+    _start_over(replica, request)
 
 
-def _index_nothing_of(state: CoreState, request: Request) -> None:
+def _index_nothing_of(replica: Replica, request: Request) -> None:
     slot = request.slot_key[0]
-    if request.slot is not None or state.leaving.get(slot) is request:
-        state.prefix_cache.distrust(slot)
+    if request.slot is not None or replica.slots.ended.get(slot) is request:
+        replica.kv.prefix_cache.distrust(slot)
 
 
-def _start_over(state: CoreState, request: Request) -> None:
+def _start_over(replica: Replica, request: Request) -> None:
     """
     Have a request compute all its KV itself; unlike at a preemption, its results in flight are
     dropped.
     """
     request.kv_writers = frozenset()
     request.is_alone = True
-    state.host.discard(request.number)
+    replica.kv.host.discard(request.number)
     if request.state is RequestState.WAITING:
         return
-    _index_nothing_of(state, request)
+    _index_nothing_of(replica, request)
     if request.slot is not None:
-        state.vacate(request.slot)
+        replica.vacate(request.slot)
         request.num_preemptions += 1
-        state.counters.preemptions += 1
-        if state.recorder is not None:
-            state.recorder.note(EventKind.RETRACT, request, state.now_s, "shared KV was wrong")
-    state.wait_again(request)
+        replica.cell.counters.preemptions += 1
+        replica.cell.note(EventKind.RETRACT, request, "shared KV was wrong")
+    replica.wait_again(request)

@@ -19,40 +19,41 @@ from __future__ import annotations
 
 from scheduler_svc.core.faults.out_of_memory import note_out_of_memory, only_request_of
 from scheduler_svc.core.faults.trials import note_death, rows_of_death
-from scheduler_svc.core.state.state import CoreState
+from scheduler_svc.core.state.replica import Replica
 from scheduler_svc.core.state.suspects import UnprovenDeath
 
 
 def lose_executor(
-    state: CoreState, died_in: int | None, now: float, *, out_of_memory: bool, may_live: str
+    replica: Replica, died_in: int | None, now: float, *, out_of_memory: bool, may_live: str
 ) -> None:
     """Start over with an empty executor; see `Scheduler.executor_lost`."""
-    if died_in is None or died_in >= len(state.in_flight):
-        state.forget_executor(state.limits)
+    if died_in is None or died_in >= len(replica.in_flight):
+        replica.start_over(replica.limits)
         return
-    step = state.in_flight[died_in]
+    step = replica.in_flight[died_in]
     if out_of_memory:
-        alone = only_request_of(state, step)
-        state.forget_executor(state.limits)
-        note_out_of_memory(state, step, alone)
+        alone = only_request_of(replica, step)
+        replica.start_over(replica.limits)
+        note_out_of_memory(replica, step, alone)
         return
-    rows = rows_of_death(state, died_in)
+    rows = rows_of_death(replica, died_in)
     num_ended = len(step.slot) - len(rows)
-    state.forget_executor(state.limits)
+    replica.start_over(replica.limits)
     if may_live:
         num_known = [request.num_known for request, _ in rows]
-        state.unproven_deaths[may_live] = UnprovenDeath(
+        replica.cell.suspects.unproven_deaths[may_live] = UnprovenDeath(
             rows=rows, num_known=num_known, num_ended=num_ended
         )
     else:
-        note_death(state, rows, num_ended, now)
+        note_death(replica, rows, num_ended, now)
 
 
-def prove(state: CoreState, boot_id: str, now: float, *, died: bool) -> None:
+def prove(replica: Replica, boot_id: str, now: float, *, died: bool) -> None:
     """
     Count the death that an executor may have died, or forget it; see `Scheduler.executor_seen`.
     """
-    death = state.unproven_deaths.pop(boot_id, None)
+    cell = replica.cell
+    death = cell.suspects.unproven_deaths.pop(boot_id, None)
     if death is None or not died:
         return
     # A request that made progress elsewhere since then did not kill the executor, and perhaps no
@@ -60,7 +61,7 @@ def prove(state: CoreState, boot_id: str, now: float, *, died: bool) -> None:
     rows = [
         (request, cleared_at)
         for (request, cleared_at), num_known in zip(death.rows, death.num_known, strict=True)
-        if state.by_handle.get(request.new.handle) is request
+        if cell.requests.find(request.new.handle) is request
         and request.num_known <= max(cleared_at, num_known)
     ]
-    note_death(state, rows, death.num_ended + len(death.rows) - len(rows), now)
+    note_death(replica, rows, death.num_ended + len(death.rows) - len(rows), now)

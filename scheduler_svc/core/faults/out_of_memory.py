@@ -13,7 +13,8 @@ from __future__ import annotations
 from scheduler_svc.core.observe.step_log import sentence_line
 from scheduler_svc.core.request.request import Request
 from scheduler_svc.core.slots.planned_rows import PlannedRows
-from scheduler_svc.core.state.state import CoreState
+from scheduler_svc.core.state.ends import fail
+from scheduler_svc.core.state.replica import Replica
 from tandem.errors import OutOfMemory
 
 FAILS_AT = 3
@@ -22,34 +23,32 @@ SMALL_STEP_TOKENS = 64
 """Most tokens of a small step; after a larger one, the prompt may fit in smaller chunks."""
 
 
-def only_request_of(state: CoreState, rows: PlannedRows) -> Request | None:
+def only_request_of(replica: Replica, rows: PlannedRows) -> Request | None:
     """Return the request of a step's only row; None if it has several, or the request has ended."""
     if len(rows.slot) != 1:
         return None
     key = int(rows.slot[0]), int(rows.generation[0])
-    if (draining := state.draining.get(key)) is not None:
-        return draining
-    holder = state.slots.requests[key[0]]
-    return holder if holder is not None and holder.slot_key == key else None
+    return replica.request_at(*key)
 
 
-def note_out_of_memory(state: CoreState, rows: PlannedRows, alone: Request | None) -> None:
+def note_out_of_memory(replica: Replica, rows: PlannedRows, alone: Request | None) -> None:
     """
     Make steps smaller after one ran out of memory; to be called when all its requests wait again.
 
     Args:
-        state: The core.
+        replica: The executor.
         rows: The step; one without rows, such as a command, leaves the size of steps as it is.
         alone: The step's request, if it had only one.
     """
-    state.counters.out_of_memory_steps += 1
+    cell = replica.cell
+    cell.counters.out_of_memory_steps += 1
     num_rows, num_tokens = len(rows.slot), int(rows.num_tokens.sum())
     if not num_rows:
         return
-    room, limits = state.room, state.limits
-    room.note_failure(num_rows, num_tokens, state.counters.steps)
+    room, limits = replica.room, replica.limits
+    room.note_failure(num_rows, num_tokens, cell.counters.steps)
     _log(
-        state,
+        replica,
         f"Executor out of memory in a step of {num_rows} rows and {num_tokens} tokens: the next "
         f"{room.patience_steps} steps have at most {room.rows(limits.max_running)} rows and "
         f"{room.tokens(limits.max_total_tokens)} tokens.",
@@ -58,33 +57,33 @@ def note_out_of_memory(state: CoreState, rows: PlannedRows, alone: Request | Non
         return
     alone.num_out_of_memory += 1
     if alone.num_out_of_memory >= FAILS_AT:
-        room.note_culprit_gone(state.counters.steps)
-        _fail(state, alone)
+        room.note_culprit_gone(cell.counters.steps)
+        _fail(replica, alone)
 
 
-def let_steps_grow(state: CoreState) -> None:
+def let_steps_grow(replica: Replica) -> None:
     """Make steps larger if none ran out of memory for long; to be called before each plan."""
-    room, limits = state.room, state.limits
+    room, limits = replica.room, replica.limits
     if room.max_rows is None:
         return
-    if room.advance(state.counters.steps, limits.max_running, limits.max_total_tokens):
+    if room.advance(replica.cell.counters.steps, limits.max_running, limits.max_total_tokens):
         _log(
-            state,
+            replica,
             f"Steps may have {room.rows(limits.max_running)} rows and "
             f"{room.tokens(limits.max_total_tokens)} tokens again, as memory lasted.",
         )
 
 
-def _fail(state: CoreState, request: Request) -> None:
+def _fail(replica: Replica, request: Request) -> None:
     name = request.new.request_id
-    _log(state, f"Request {name} fails as OUT_OF_MEMORY: so did {FAILS_AT} small steps of it.")
+    _log(replica, f"Request {name} fails as OUT_OF_MEMORY: so did {FAILS_AT} small steps of it.")
     message = (
         f"the executor ran out of memory {FAILS_AT} times in small steps of request {name} "
         f"alone, at last with {request.num_known} tokens: make it shorter, or have the operator "
         "give the KV cache less memory, so that steps have more"
     )
-    state.fail(request, OutOfMemory(message))
+    fail(replica, request, OutOfMemory(message))
 
 
-def _log(state: CoreState, text: str) -> None:
-    state.events.add_log(sentence_line("memory_ran_out", text))
+def _log(replica: Replica, text: str) -> None:
+    replica.cell.events.add_log(sentence_line("memory_ran_out", text))

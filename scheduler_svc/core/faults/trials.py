@@ -12,7 +12,8 @@ from scheduler_svc.core.observe.request_events import EventKind
 from scheduler_svc.core.observe.step_log import sentence_line
 from scheduler_svc.core.request.request import Request, RequestState
 from scheduler_svc.core.slots.planned_rows import PlannedRows
-from scheduler_svc.core.state.state import CoreState
+from scheduler_svc.core.state.ends import fail
+from scheduler_svc.core.state.replica import Replica
 from scheduler_svc.core.state.suspects import CAUTIOUS_STEPS, CLEARED_AFTER, Mark
 from tandem.errors import ExecutorLost, PoisonRequest
 
@@ -20,7 +21,7 @@ NUM_NAMED = 8
 """Most requests that one line of the log names."""
 
 
-def rows_of_death(state: CoreState, died_in: int) -> list[tuple[Request, int]]:
+def rows_of_death(replica: Replica, died_in: int) -> list[tuple[Request, int]]:
     """
     Return the live requests of the step that was running when the executor died, each with the
     number of computed tokens at which it is trusted again.
@@ -28,14 +29,14 @@ def rows_of_death(state: CoreState, died_in: int) -> list[tuple[Request, int]]:
     `died_in` is the step's place among those in flight, 0 for the oldest.
     """
     ends = dict[tuple[int, int], int]()
-    rows = state.in_flight[0]
+    rows = replica.in_flight[0]
     for i in range(died_in + 1):
-        rows = state.in_flight[i]
+        rows = replica.in_flight[i]
         for key, num_tokens in _tokens(rows):
             ends[key] = ends.get(key, 0) + num_tokens
     blamed = []
     for key, num_tokens in _tokens(rows):
-        if (found := _stand(state, key)) is not None:
+        if (found := _stand(replica, key)) is not None:
             request, stood = found
             after = max(ends[key], num_tokens - 1 + CLEARED_AFTER)
             blamed.append((request, stood + after))
@@ -48,18 +49,17 @@ def _tokens(rows: PlannedRows) -> Iterator[tuple[tuple[int, int], int]]:
     return zip(keys, rows.num_tokens.tolist(), strict=True)
 
 
-def _stand(state: CoreState, key: tuple[int, int]) -> tuple[Request, int] | None:
+def _stand(replica: Replica, key: tuple[int, int]) -> tuple[Request, int] | None:
     """Return a row's request and its number of computed tokens; None if the request has ended."""
-    slots, slot = state.slots, key[0]
-    if (draining := state.draining.get(key)) is not None:
-        return draining, draining.applied
-    if slots.running[slot] and slots.request_of(slot).slot_key == key:
-        return slots.request_of(slot), int(slots.applied[slot])
-    return None
+    request = replica.request_at(*key)
+    if request is None:
+        return None
+    is_draining = request.slot is None
+    return request, request.applied if is_draining else int(replica.slots.tokens.applied[key[0]])
 
 
 def note_death(
-    state: CoreState, rows: list[tuple[Request, int]], num_ended: int, now: float
+    replica: Replica, rows: list[tuple[Request, int]], num_ended: int, now: float
 ) -> None:
     """
     Count a death against these requests, which wait again by now; `num_ended` others of the step
@@ -68,51 +68,53 @@ def note_death(
     A request that died alone twice fails as poison. Where the executor turns out to be broken, the
     requests that died alone once each fail as EXECUTOR_LOST.
     """
-    suspects, counters = state.suspects, state.counters
+    cell = replica.cell
+    suspects, counters = cell.suspects, cell.counters
     counters.executor_deaths += 1
     suspects.cautious_until = counters.steps + CAUTIOUS_STEPS
-    verdict = suspects.note_death(rows, len(state.by_handle), num_ended=num_ended)
-    if state.recorder is not None:
+    verdict = suspects.note_death(rows, len(cell.requests), num_ended=num_ended)
+    if cell.recorder is not None:
         for mark in verdict.blamed:
             detail = f"executor died: {mark.deaths} times, now in a step of {len(rows)}"
-            state.recorder.note(EventKind.SUSPECTED, mark.request, now, detail)
+            cell.recorder.note(EventKind.SUSPECTED, mark.request, now, detail)
     text = f"Executor died in a step of {_named(verdict.blamed)}."
     if count := suspects.num_suspects:
         text += (
             f" {count} request{' was' if count == 1 else 's were'} in more than one such step "
             "without getting on in between: tried in parts while all others wait."
         )
-    _log(state, text)
+    _log(replica, text)
     if verdict.poison is not None:
         counters.poison_requests += 1
-        _fail_poison(state, verdict.poison)
+        _fail_poison(replica, verdict.poison)
     if verdict.victims:
-        _fail_victims(state, verdict.victims)
+        _fail_victims(replica, verdict.victims)
 
 
-def hold_trial(state: CoreState) -> None:
+def hold_trial(replica: Replica) -> None:
     """
     Preempt all running requests that are not tried; begin a new trial if the last one is over.
 
     To be called while there are suspects and nothing is in flight, before a step is planned.
     """
-    suspects = state.suspects
+    suspects = replica.cell.suspects
     if not suspects.trial:
-        _begin_trial(state)
-    for slot in state.slots.running.nonzero()[0].tolist():
-        if int(state.slots.number[slot]) not in suspects.trial:
-            state.preempt(slot, "waits while others are tried")
+        _begin_trial(replica)
+    for slot in replica.slots.running.nonzero()[0].tolist():
+        if int(replica.slots.admitted.number[slot]) not in suspects.trial:
+            replica.preempt(slot, "waits while others are tried")
 
 
-def waiting_for_trial(state: CoreState) -> list[Request]:
+def waiting_for_trial(replica: Replica) -> list[Request]:
     """Return the tried requests that wait for a slot, in order of arrival."""
-    tried = [mark.request for mark in state.suspects.trial.values()]
+    tried = [mark.request for mark in replica.cell.suspects.trial.values()]
     return [request for request in tried if request.state is RequestState.WAITING]
 
 
-def note_progress(state: CoreState, now: float) -> None:
+def note_progress(replica: Replica, now: float) -> None:
     """Trust requests again that made enough progress by a result that was just applied."""
-    suspects, applied = state.suspects, state.slots.applied
+    cell = replica.cell
+    suspects, applied = cell.suspects, replica.slots.tokens.applied
     was_trial = bool(suspects.trial)
     cleared = suspects.note_progress(
         (mark, int(applied[mark.request.slot]))
@@ -121,18 +123,19 @@ def note_progress(state: CoreState, now: float) -> None:
     )
     if not cleared:
         return
-    if state.recorder is not None:
+    if cell.recorder is not None:
         for mark in cleared:
-            state.recorder.note(EventKind.CLEARED, mark.request, now)
+            cell.recorder.note(EventKind.CLEARED, mark.request, now)
     if was_trial:
         left = suspects.num_suspects
         text = f"Trial passed by {_named(cleared)}; suspects left: {left}."
-        _log(state, text if left else f"{text} All requests run again.")
+        _log(replica, text if left else f"{text} All requests run again.")
 
 
-def _begin_trial(state: CoreState) -> None:
-    suspects = state.suspects
-    tried = suspects.begin_trial(state.by_handle.values())
+def _begin_trial(replica: Replica) -> None:
+    cell = replica.cell
+    suspects = cell.suspects
+    tried = suspects.begin_trial(cell.requests)
     is_control = not any(mark.is_suspect for mark in tried)
     if is_control:
         detail = "control: does the executor live with it alone?"
@@ -140,34 +143,33 @@ def _begin_trial(state: CoreState) -> None:
     else:
         detail = f"{len(tried)} of {suspects.num_suspects} suspects"
         text = f"Trial: of {suspects.num_suspects} suspects only {_named(tried)} may run."
-    _log(state, text)
-    if state.recorder is not None:
-        for mark in tried:
-            state.recorder.note(EventKind.TRIAL, mark.request, state.now_s, detail)
+    _log(replica, text)
+    for mark in tried:
+        cell.note(EventKind.TRIAL, mark.request, detail)
 
 
-def _fail_poison(state: CoreState, request: Request) -> None:
+def _fail_poison(replica: Replica, request: Request) -> None:
     name = request.new.request_id
-    _log(state, f"Request {name} fails as POISON_REQUEST: executors died twice with it alone.")
+    _log(replica, f"Request {name} fails as POISON_REQUEST: executors died twice with it alone.")
     message = (
         f"executors died twice while they computed request {name} and nothing else, so it is not "
         "tried again: change it, and report it with its id, as executors should survive any request"
     )
-    state.fail(request, PoisonRequest(message))
+    fail(replica, request, PoisonRequest(message))
 
 
-def _fail_victims(state: CoreState, victims: tuple[Request, ...]) -> None:
+def _fail_victims(replica: Replica, victims: tuple[Request, ...]) -> None:
     text = (
         f"{len(victims)} requests fail as EXECUTOR_LOST: the executor died under each of them "
         "alone and got on with no other, so it is to blame itself: see its log, and replace it."
     )
-    _log(state, text)
+    _log(replica, text)
     for request in victims:
         message = (
             f"the executor died under request {request.new.request_id} and under "
             f"{len(victims) - 1} others, one at a time: try again later, or another replica"
         )
-        state.fail(request, ExecutorLost(message))
+        fail(replica, request, ExecutorLost(message))
 
 
 def _named(marks: list[Mark]) -> str:
@@ -180,5 +182,5 @@ def _named(marks: list[Mark]) -> str:
     return f"{count} ({', '.join(names)}{more})"
 
 
-def _log(state: CoreState, text: str) -> None:
-    state.events.add_log(sentence_line("executor_trial", text))
+def _log(replica: Replica, text: str) -> None:
+    replica.cell.events.add_log(sentence_line("executor_trial", text))

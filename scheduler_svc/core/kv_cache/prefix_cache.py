@@ -111,7 +111,7 @@ class PrefixCache:
         """Return the number of leading tokens of a waiting request that have cached KV."""
         if self._index is None:
             return 0
-        return self._index.match_len(self._chain(request)) * self._slots.block_size
+        return self._index.match_len(self._chain(request)) * self._slots.blocks.block_size
 
     def digests_of(self, request: Request) -> bytes:
         """Return the digests of the full blocks of a request's known tokens, concatenated."""
@@ -134,7 +134,7 @@ class PrefixCache:
             if len(matched) < len(chain) and chain[len(matched)] in self._being_written:
                 return None
         table = np.array(matched, np.int32)
-        bs = self._slots.block_size
+        bs = self._slots.blocks.block_size
         return Prefix.of(table, len(table) * bs, request.num_known, bs)
 
     def writers_of(self, prefix: Prefix) -> frozenset[int]:
@@ -166,16 +166,16 @@ class PrefixCache:
             return
         slots = self._slots
         chain, start = slots.request_of(slot).digests, self._num_indexed[slot]
-        end = min(int(slots.planned[slot]) // slots.block_size, len(chain))
+        end = min(int(slots.planned[slot]) // slots.blocks.block_size, len(chain))
         if end <= start:
             return
         if self.is_cached(chain[start]):
             # Another slot's block got the digest first: what follows is indexed at release.
             self._let_nobody_wait_for(slot)
             return
-        parent = int(slots.block_table[slot, start - 1]) if start else NO_BLOCK
+        parent = int(slots.blocks.table[slot, start - 1]) if start else NO_BLOCK
         self._let_nobody_wait_for(slot)
-        self._add(slot, slots.block_table[slot, :end], chain, start, parent)
+        self._add(slot, slots.blocks.table[slot, :end], chain, start, parent)
         self._let_wait_for(slot, chain)
 
     def note_vacated(self, slot: int) -> None:
@@ -200,7 +200,7 @@ class PrefixCache:
             return
         self._pool.distrust(writers)
         for slot in self._slots.live.nonzero()[0].tolist():
-            table = self._slots.block_table[slot, : self._num_indexed[slot]]
+            table = self._slots.blocks.table[slot, : self._num_indexed[slot]]
             if self._may_index[slot] and not self._index.is_indexed[table].all():
                 self.distrust(slot)
 
@@ -239,7 +239,7 @@ class PrefixCache:
             return
         slots = self._slots
         for slot in slots.live.nonzero()[0].tolist():
-            table = slots.block_table[slot, : slots.num_blocks[slot]].tolist()
+            table = slots.blocks.of_slot(slot).tolist()
             parents = [self._index.parent_of(block) for block in table]
             for before, block, parent in zip([NO_BLOCK, *table], table, parents, strict=False):
                 if parent is not None and parent != before:
@@ -264,7 +264,7 @@ class PrefixCache:
         """
         index, start = self._index, self._num_indexed[slot]
         assert index is not None
-        end = min(request.planned, request.num_known) // self._slots.block_size
+        end = min(request.planned, request.num_known) // self._slots.blocks.block_size
         if end <= start:
             return []
         chain, blocks = self._chain(request, end)[:end], blocks[:end]
@@ -305,7 +305,7 @@ class PrefixCache:
 
     def _chain(self, request: Request, num_blocks: int | None = None) -> list[bytes]:
         """Return the digests of a request's first full blocks, hashing those not hashed yet."""
-        chain, bs = request.digests, self._slots.block_size
+        chain, bs = request.digests, self._slots.blocks.block_size
         if num_blocks is None:
             num_blocks = request.num_known // bs
         if not chain and num_blocks:

@@ -11,35 +11,36 @@ from scheduler_svc.core.faults.distrust import distrust, retry_alone
 from scheduler_svc.core.faults.trials import note_progress
 from scheduler_svc.core.output.logprobs import note_logprobs
 from scheduler_svc.core.request.events import Progress, ProgressKind
-from scheduler_svc.core.request.request import FinishReason, Request, RequestState
+from scheduler_svc.core.request.request import Request, RequestState
 from scheduler_svc.core.slots.decode_rows import DecodeRows
 from scheduler_svc.core.slots.planned_rows import PlannedRows
 from scheduler_svc.core.slots.slots import SlotColumn, SlotTable
-from scheduler_svc.core.state.state import CoreState
+from scheduler_svc.core.state.ends import fail, finish_if_over
+from scheduler_svc.core.state.replica import Replica
 from tandem.errors import InvalidLogits, InvalidParameter, SessionLost, TandemError
 from tandem.link.batch import Int32Column, RowError, RowErrorKind, StepResult
 
 _TRUE = b"\x01"
 
 
-def apply_result(state: CoreState, result: StepResult, now: float) -> None:
+def apply_result(replica: Replica, result: StepResult, now: float) -> None:
     """
     Apply the result of the oldest batch in flight.
 
     Raises:
         SessionLost: The result is not that of the batch; nothing was changed then.
     """
-    if not state.in_flight:
+    if not replica.in_flight:
         raise SessionLost(f"result of step {result.step_id} arrived with no step in flight")
-    rows = state.in_flight[0]
-    if _is_as_planned(state.slots, rows, result):
+    rows = replica.in_flight[0]
+    if _is_as_planned(replica.slots, rows, result):
         if result.logprobs is not None:
-            note_logprobs(state, result, result.logprobs)
-        _apply_as_planned(state, rows, result, now)
+            note_logprobs(replica, result, result.logprobs)
+        _apply_as_planned(replica, rows, result, now)
     else:
-        _apply_any(state, rows, result, now)
-    if state.suspects:
-        note_progress(state, now)
+        _apply_any(replica, rows, result, now)
+    if replica.cell.suspects:
+        note_progress(replica, now)
 
 
 def _is_as_planned(slots: SlotTable, rows: PlannedRows, result: StepResult) -> bool:
@@ -57,71 +58,72 @@ def _is_as_planned(slots: SlotTable, rows: PlannedRows, result: StepResult) -> b
     )
 
 
-def _apply_as_planned(state: CoreState, rows: PlannedRows, result: StepResult, now: float) -> None:
-    state.in_flight.popleft()
-    state.counters.steps += 1
+def _apply_as_planned(replica: Replica, rows: PlannedRows, result: StepResult, now: float) -> None:
+    replica.in_flight.popleft()
+    replica.cell.counters.steps += 1
     decodes, count = rows.decodes, rows.num_decodes
     if len(rows.slot) == count:
         if decodes is not None:
-            _append_decodes(state, rows, decodes, result.token, now)
+            _append_decodes(replica, rows, decodes, result.token, now)
         return
-    slots = state.slots
-    slots.applied[rows.slot[count:]] += rows.num_tokens[count:]
-    _note_prefills(state, rows)
+    slots = replica.slots
+    slots.tokens.applied[rows.slot[count:]] += rows.num_tokens[count:]
+    _note_prefills(replica, rows)
     if decodes is not None:
-        _append_decodes(state, rows, decodes, result.token[:count], now)
+        _append_decodes(replica, rows, decodes, result.token[:count], now)
     if len(result.token) > count:
         _append_tokens(
-            state, result.slot[count:], result.position[count:], result.token[count:], now
+            replica, result.slot[count:], result.position[count:], result.token[count:], now
         )
 
 
 def _append_decodes(
-    state: CoreState, rows: PlannedRows, decodes: DecodeRows, token: Int32Column, now: float
+    replica: Replica, rows: PlannedRows, decodes: DecodeRows, token: Int32Column, now: float
 ) -> None:
     """Count one computed token and append one sampled token for each decode; all of them run."""
-    slots, slot, position = state.slots, decodes.slot, rows.sampling_end[: len(decodes)]
+    cell = replica.cell
+    slots, slot, position = replica.slots, decodes.slot, rows.sampling_end[: len(decodes)]
     if decodes.tokens_seen_s is None:
-        state.inter_token_s.observe(now - slots.last_token_s[slot])
+        cell.latencies.inter_token_s.observe(now - slots.tokens.last_token_s[slot])
     else:
-        state.inter_token_s.observe_equal(now - decodes.tokens_seen_s, len(token))
+        cell.latencies.inter_token_s.observe_equal(now - decodes.tokens_seen_s, len(token))
     decodes.tokens_seen_s = now
-    slots.push_decodes(decodes, position, token, now)
-    state.events.add_tokens(decodes.handle, position - decodes.prompt_len, token)
-    state.counters.output_tokens += len(token)
-    if state.recorder is not None:
-        _record_tokens(state, slot, token, now)
-    ends = slots.end_ids.may_end(token)
+    slots.tokens.push_decodes(decodes, position, token, now)
+    cell.events.add_tokens(decodes.handle, position - decodes.prompt_len, token)
+    cell.counters.output_tokens += len(token)
+    if cell.recorder is not None:
+        _record_tokens(replica, slot, token, now)
+    ends = slots.admitted.end_ids.may_end(token)
     if rows.is_someones_last:
-        ends |= position + 1 == slots.stop_len[slot]
+        ends |= position + 1 == slots.admitted.stop_len[slot]
     elif _TRUE not in ends.tobytes():  # far faster than to ask numpy
         return
-    _finish_those_over(state, slot, token, ends, now)
+    _finish_those_over(replica, slot, token, ends, now)
 
 
-def _apply_any(state: CoreState, rows: PlannedRows, result: StepResult, now: float) -> None:
-    late = _check(state, rows, result)
-    state.in_flight.popleft()
-    state.counters.steps += 1
+def _apply_any(replica: Replica, rows: PlannedRows, result: StepResult, now: float) -> None:
+    late = _check(replica, rows, result)
+    replica.in_flight.popleft()
+    replica.cell.counters.steps += 1
     for error in result.row_errors:
-        _fail_row(state, error)
+        _fail_row(replica, error)
     if result.row_errors:  # These may also have stopped rows that shared KV with them.
-        late = _late_rows(state, result)
-    drained = _count_rows(state, rows)
+        late = _late_rows(replica, result)
+    drained = _count_rows(replica, rows)
     if result.logprobs is not None:
-        note_logprobs(state, result, result.logprobs, late)
+        note_logprobs(replica, result, result.logprobs, late)
     if len(late):
         for row in late.tolist():
-            _append_late_token(state, result, row, now)
+            _append_late_token(replica, result, row, now)
         result = _without(result, late)
     if len(result.slot):
-        _append_tokens(state, result.slot, result.position, result.token, now)
+        _append_tokens(replica, result.slot, result.position, result.token, now)
     for request in drained:
         if request.state is RequestState.DRAINING:
-            state.wait_again(request)
+            replica.wait_again(request)
 
 
-def _check(state: CoreState, rows: PlannedRows, result: StepResult) -> NDArray[np.intp]:
+def _check(replica: Replica, rows: PlannedRows, result: StepResult) -> NDArray[np.intp]:
     """
     Check that each row that was to sample has one token at its expected position, or a row error.
 
@@ -143,11 +145,11 @@ def _check(state: CoreState, rows: PlannedRows, result: StepResult) -> NDArray[n
             f"planned were {slot.tolist()}"
         )
         raise SessionLost(message)
-    slots = state.slots
-    expected = slots.known[slot]
-    late = _late_rows(state, result)
+    slots = replica.slots
+    expected = slots.tokens.known[slot]
+    late = _late_rows(replica, result)
     for row in late.tolist():
-        request = state.draining.get((int(slot[row]), int(generation[row])))
+        request = replica.draining.get((int(slot[row]), int(generation[row])))
         # Tokens of requests that ended are dropped, at any position.
         expected[row] = result.position[row] if request is None else request.num_known
     if (expected != result.position).any():
@@ -160,9 +162,9 @@ def _check(state: CoreState, rows: PlannedRows, result: StepResult) -> NDArray[n
     return late
 
 
-def _late_rows(state: CoreState, result: StepResult) -> NDArray[np.intp]:
+def _late_rows(replica: Replica, result: StepResult) -> NDArray[np.intp]:
     """Return rows of a result for requests that no longer run in their slots, shape ``[L]``."""
-    slots, slot = state.slots, result.slot
+    slots, slot = replica.slots, result.slot
     is_late = (slots.generation[slot] != result.generation) | ~slots.running[slot]
     late: NDArray[np.intp] = is_late.nonzero()[0]
     return late
@@ -190,130 +192,116 @@ def _without(result: StepResult, late: NDArray[np.intp]) -> StepResult:
     )
 
 
-def _count_rows(state: CoreState, rows: PlannedRows) -> list[Request]:
+def _count_rows(replica: Replica, rows: PlannedRows) -> list[Request]:
     """Count computed tokens; returns the draining requests that now have nothing in flight."""
-    slots = state.slots
+    slots = replica.slots
     is_same = slots.generation[rows.slot] == rows.generation
     is_live = is_same & slots.live[rows.slot]
-    slots.applied[rows.slot[is_live]] += rows.num_tokens[is_live]
+    slots.tokens.applied[rows.slot[is_live]] += rows.num_tokens[is_live]
     drained = []
     # A slot is live until its release is planned, even if its request drains already.
     for row in (~(is_same & slots.running[rows.slot])).nonzero()[0].tolist():
-        request = state.draining.get((int(rows.slot[row]), int(rows.generation[row])))
+        request = replica.draining.get((int(rows.slot[row]), int(rows.generation[row])))
         if request is None:
             continue
         request.applied += int(rows.num_tokens[row])
         if request.applied == request.planned:
             drained.append(request)
-    _note_prefills(state, rows)
+    _note_prefills(replica, rows)
     return drained
 
 
-def _note_prefills(state: CoreState, rows: PlannedRows) -> None:
+def _note_prefills(replica: Replica, rows: PlannedRows) -> None:
     """Count prompt tokens, and add an event with the progress of each prompt in a batch."""
-    slots = state.slots
+    cell = replica.cell
+    slots = replica.slots
     for row in range(rows.num_decodes, len(rows.slot)):
-        state.counters.prefill_tokens += int(rows.num_tokens[row])
+        cell.counters.prefill_tokens += int(rows.num_tokens[row])
         slot = int(rows.slot[row])
         if slots.running[slot] and slots.generation[slot] == rows.generation[row]:
-            done = int(min(slots.applied[slot], slots.prompt_len[slot]))
-            handle = int(slots.handle[slot])
-            state.events.add(Progress(handle=handle, kind=ProgressKind.PREFILLED, value=done))
+            done = int(min(slots.tokens.applied[slot], slots.admitted.prompt_len[slot]))
+            handle = int(slots.admitted.handle[slot])
+            cell.events.add(Progress(handle=handle, kind=ProgressKind.PREFILLED, value=done))
 
 
 def _append_tokens(
-    state: CoreState, slot: SlotColumn, position: Int32Column, token: Int32Column, now: float
+    replica: Replica, slot: SlotColumn, position: Int32Column, token: Int32Column, now: float
 ) -> None:
     """Append one token to each of these running slots; columns of shape ``[S]``."""
-    slots = state.slots
+    cell = replica.cell
+    slots = replica.slots
     slot = slot.astype(np.intp)
     known = position + 1
-    offset = position - slots.prompt_len[slot]
-    slots.push_tokens(slot, position, token)
-    _note_times(state, slot, position, now)
-    state.events.add_tokens(slots.handle[slot], offset, token)
-    state.counters.output_tokens += len(slot)
-    if state.recorder is not None:
-        _record_tokens(state, slot, token, now)
-    ends = slots.end_ids.may_end(token) | (known == slots.stop_len[slot])
-    _finish_those_over(state, slot, token, ends, now)
+    offset = position - slots.admitted.prompt_len[slot]
+    slots.tokens.push(slot, position, token)
+    _note_times(replica, slot, position, now)
+    cell.events.add_tokens(slots.admitted.handle[slot], offset, token)
+    cell.counters.output_tokens += len(slot)
+    if cell.recorder is not None:
+        _record_tokens(replica, slot, token, now)
+    ends = slots.admitted.end_ids.may_end(token) | (known == slots.admitted.stop_len[slot])
+    _finish_those_over(replica, slot, token, ends, now)
 
 
-def _record_tokens(state: CoreState, slot: SlotColumn, token: Int32Column, now: float) -> None:
-    assert state.recorder is not None
-    requests = [state.slots.request_of(int(s)) for s in slot]
-    state.recorder.note_tokens(zip(requests, token.tolist(), strict=True), state.pool, now)
+def _record_tokens(replica: Replica, slot: SlotColumn, token: Int32Column, now: float) -> None:
+    cell = replica.cell
+    assert cell.recorder is not None
+    requests = [replica.slots.request_of(int(s)) for s in slot]
+    cell.recorder.note_tokens(zip(requests, token.tolist(), strict=True), replica.kv.pool, now)
 
 
 def _finish_those_over(
-    state: CoreState, slot: SlotColumn, token: Int32Column, ends: NDArray[np.bool_], now: float
+    replica: Replica, slot: SlotColumn, token: Int32Column, ends: NDArray[np.bool_], now: float
 ) -> None:
     """Finish requests that their latest token ends; `ends` marks the rows to check."""
     for row in ends.nonzero()[0].tolist():
-        finish_if_over(state, state.slots.request_of(int(slot[row])), int(token[row]), now)
+        finish_if_over(replica, replica.slots.request_of(int(slot[row])), int(token[row]), now)
 
 
-def _note_times(state: CoreState, slot: SlotColumn, position: Int32Column, now: float) -> None:
-    slots = state.slots
-    gaps = now - slots.last_token_s[slot]
-    slots.last_token_s[slot] = now
-    first = position == slots.submitted_len[slot]
+def _note_times(replica: Replica, slot: SlotColumn, position: Int32Column, now: float) -> None:
+    slots, latencies = replica.slots, replica.cell.latencies
+    gaps = now - slots.tokens.last_token_s[slot]
+    slots.tokens.last_token_s[slot] = now
+    first = position == slots.admitted.submitted_len[slot]
     if first.any():
-        state.note_first_tokens([slots.request_of(int(s)) for s in slot[first]], now)
+        latencies.note_first_tokens([slots.request_of(int(s)) for s in slot[first]], now)
         gaps = gaps[~first]
-    state.inter_token_s.observe(gaps)
+    latencies.inter_token_s.observe(gaps)
 
 
-def _append_late_token(state: CoreState, result: StepResult, row: int, now: float) -> None:
+def _append_late_token(replica: Replica, result: StepResult, row: int, now: float) -> None:
     """Append a token that was in flight when its request lost its slot, unless that has ended."""
-    request = state.draining.get((int(result.slot[row]), int(result.generation[row])))
+    cell = replica.cell
+    request = replica.draining.get((int(result.slot[row]), int(result.generation[row])))
     if request is None:
         return
     offset, token = len(request.outputs), int(result.token[row])
     request.outputs.append(token)
     if request.last_token_s is None:
-        state.note_first_tokens([request], now)
+        replica.cell.latencies.note_first_tokens([request], now)
     else:
-        state.inter_token_s.observe(np.array([now - request.last_token_s]))
+        cell.latencies.inter_token_s.observe(np.array([now - request.last_token_s]))
     request.last_token_s = now
-    state.events.add_tokens(
+    cell.events.add_tokens(
         np.array([request.new.handle], np.int64),
         np.array([offset], np.int32),
         np.array([token], np.int32),
     )
-    state.counters.output_tokens += 1
-    if state.recorder is not None:
-        state.recorder.note_tokens([(request, token)], state.pool, now)
-    finish_if_over(state, request, token, now)
+    cell.counters.output_tokens += 1
+    if cell.recorder is not None:
+        cell.recorder.note_tokens([(request, token)], replica.kv.pool, now)
+    finish_if_over(replica, request, token, now)
 
 
-def finish_if_over(state: CoreState, request: Request, token: int, now: float) -> None:
-    """Finish a request if its latest token ends it: EOS first, then stop ids, then lengths."""
-    slot = request.slot
-    num_outputs = len(request.outputs) if slot is None else state.slots.num_outputs(slot)
-    if token in request.new.eos_token_ids:
-        state.finish(request, FinishReason.EOS, now, matched_token=token)
-    elif token in request.new.stop_token_ids:
-        state.finish(request, FinishReason.STOP_TOKEN, now, matched_token=token)
-    elif request.prompt_len + num_outputs == request.stop_len:
-        reason = FinishReason.CONTEXT_LIMIT if request.ends_by_context else FinishReason.MAX_TOKENS
-        state.finish(request, reason, now)
-
-
-def _fail_row(state: CoreState, error: RowError) -> None:
-    slots = state.slots
-    key = (error.slot, error.generation)
-    request = state.draining.get(key)
-    if request is None and slots.running[error.slot]:
-        holder = slots.request_of(error.slot)
-        request = holder if holder.slot_key == key else None
+def _fail_row(replica: Replica, error: RowError) -> None:
+    request = replica.request_at(error.slot, error.generation)
     if request is None:
         return
     if request.kv_writers and error.kind is RowErrorKind.INVALID_LOGITS:
-        retry_alone(state, request)
+        retry_alone(replica, request)
     else:
-        distrust(state, request)
-        state.fail(request, _row_error(request, error))
+        distrust(replica, request)
+        fail(replica, request, _row_error(request, error))
 
 
 def _row_error(request: Request, error: RowError) -> TandemError:

@@ -25,12 +25,18 @@ _Blocks: TypeAlias = tuple[NDArray[np.intp], NDArray[np.intp], BlockIds]
 
 
 class SlotBlocks:
-    """Block tables of all slots; owned by the slot table. Sums of hash terms are not reduced."""
+    """
+    Block tables of all slots; owned by the slot table. Sums of hash terms are not reduced.
 
-    __slots__ = ("_base", "_flat", "_keys", "_late", "_num_blocks", "_table")
+    Attributes:
+        block_size: Tokens per block.
+    """
+
+    __slots__ = ("_base", "_flat", "_keys", "_late", "_num_blocks", "_table", "block_size")
 
     def __init__(self, limits: Limits) -> None:
         n, width = limits.num_slots, limits.max_blocks_per_seq
+        self.block_size = limits.block_size
         self._num_blocks = np.zeros(n, np.intp)
         self._table = np.zeros((n, width), np.int32)
         self._flat = self._table.reshape(-1)
@@ -49,6 +55,10 @@ class SlotBlocks:
         """Block ids, shape ``[slots, max_blocks_per_seq]``, meaningful up to `num_blocks`."""
         self._write()
         return self._table
+
+    def of_slot(self, slot: int) -> Int32Column:
+        """Return the ids of a slot's blocks, in order."""
+        return self.table[slot, : self._num_blocks[slot]]
 
     def begin(self, slot: int, blocks: Int32Column) -> int:
         """Give a slot its first blocks; returns the sum of their terms."""

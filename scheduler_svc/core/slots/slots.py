@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from scheduler_svc.core.request.geometry import BlockIds, Limits
 from scheduler_svc.core.request.request import Request
+from scheduler_svc.core.slots.admitted_columns import AdmittedColumns
 from scheduler_svc.core.slots.decode_rows import DecodeRows, RowConstants
-from scheduler_svc.core.slots.end_ids import EndIds
 from scheduler_svc.core.slots.slot_blocks import SlotBlocks
 from scheduler_svc.core.slots.slot_tokens import SlotTokens
 from tandem.link.batch import Int32Column
@@ -22,7 +22,7 @@ SlotColumn: TypeAlias = NDArray[np.intp] | Int32Column
 
 class SlotTable:
     """
-    Columns over all slots; a row is meaningful while `live`.
+    Columns over all slots, shape ``[slots]``; a row is meaningful while `live`.
 
     Attributes:
         live: True while the executor holds this slot.
@@ -31,58 +31,37 @@ class SlotTable:
         decoding: True while it is running, all its admitted tokens were sent for computing, and its
             request is not paused.
         generation: Number of admissions to this slot.
-        admitted: Tokens known at admission; computing these is prefill.
-        prompt_len: Tokens of the prompt.
-        submitted_len: Tokens the request came with, prompt and prior outputs.
-        stop_len: Tokens of prompt plus output at which the request ends; the last is never
-            computed.
-        max_blocks: Most blocks the request can need.
-        handle: The request's handle.
-        number: The request's place in arrival order.
-        turn: Number of the request's admission, counted over all slots.
-        served: Rank of its latest decode in a step without room for every decode: the lowest ranks
-            are next.
-        requests: The request of each slot; None without one.
+        admitted: What the request of each slot is.
+        tokens: Results seen of each slot.
+        blocks: Block table of each slot.
+        ended: Live slots that are vacated, as their request ended or was preempted, each with that
+            request, in the order of leaving.
+        num_running: Number of running slots.
+        num_decoding: Number of decoding slots.
         num_departures: Number of times that a request lost or left its slot.
     """
 
     def __init__(self, limits: Limits) -> None:
         n = limits.num_slots
-        self.block_size = limits.block_size
         self.live = np.zeros(n, np.bool_)
         self.running = np.zeros(n, np.bool_)
         self.decoding = np.zeros(n, np.bool_)
         self.generation = np.zeros(n, np.uint32)
-        self.admitted = np.zeros(n, np.int32)
-        self.prompt_len = np.zeros(n, np.int32)
-        self.submitted_len = np.zeros(n, np.int32)
-        self.stop_len = np.zeros(n, np.int32)
-        self.max_blocks = np.zeros(n, np.int32)
-        self.handle = np.zeros(n, np.int64)
-        self.number = np.zeros(n, np.int64)
-        self.turn = np.zeros(n, np.int64)
-        self.served = np.zeros(n, np.int64)
-        self.requests: list[Request | None] = [None] * n
-        self._tokens = SlotTokens(self.requests)
         self._planned = np.zeros(n, np.int32)
-        self.ended: list[int] = []
-        """Live slots that are vacated, as their request ended or was preempted."""
-        self.end_ids = EndIds()
+        self._requests: list[Request | None] = [None] * n
+        self.admitted = AdmittedColumns(n)
+        self.tokens = SlotTokens(self._requests)
+        self.blocks = SlotBlocks(limits)
+        self.ended: dict[int, Request] = {}
         self.num_running = 0
         self.num_decoding = 0
         self.num_departures = 0
-        self._num_turns = 0
+        self._served = np.zeros(n, np.int64)
         self._free = list(range(n - 1, -1, -1))
         self._hash = StateHash()
-        self._blocks = SlotBlocks(limits)
         self._length_key = np.zeros(n, np.uint64)
         self._constants = RowConstants(n)
         self._decode_rows: DecodeRows | None = None
-
-    @property
-    def state_hash(self) -> int:
-        """Hash of everything sent so far."""
-        return self._hash.value
 
     @property
     def planned(self) -> Int32Column:
@@ -91,39 +70,25 @@ class SlotTable:
             self._decode_rows.write_start(self._planned)
         return self._planned
 
-    @property
-    def num_blocks(self) -> NDArray[np.intp]:
-        """Blocks in the table of each slot."""
-        return self._blocks.num_blocks
+    def state_hash(self) -> int:
+        """Return the hash of everything sent so far."""
+        return self._hash.value
 
-    @property
-    def block_table(self) -> Int32Column:
-        """Block ids, shape ``[slots, max_blocks_per_seq]``, meaningful up to `num_blocks`."""
-        return self._blocks.table
-
-    @property
-    def applied(self) -> Int32Column:
-        """Tokens computed, as far as results were seen, by slot."""
-        return self._tokens.applied
-
-    @property
-    def known(self) -> Int32Column:
-        """Tokens that the core knows, prompt and outputs, by slot."""
-        return self._tokens.known
-
-    @property
-    def last_token_s(self) -> NDArray[np.float64]:
-        """Time at which the latest token of each slot was seen."""
-        return self._tokens.last_token_s
-
-    @property
     def num_free(self) -> int:
-        """Number of slots that are not live."""
+        """Return the number of slots that are not live."""
         return len(self._free)
+
+    def holder(self, slot: int) -> Request | None:
+        """Return the request that runs in a slot, if any."""
+        return self._requests[slot]
+
+    def running_requests(self) -> list[Request]:
+        """Return the running requests, ordered by slot."""
+        return [request for request in self._requests if request is not None]
 
     def request_of(self, slot: int) -> Request:
         """Return the request of a running slot."""
-        request = self.requests[slot]
+        request = self._requests[slot]
         assert request is not None
         return request
 
@@ -138,26 +103,18 @@ class SlotTable:
         self.live[slot] = self.running[slot] = True
         self.decoding[slot] = False
         self.generation[slot] += 1
+        generation = int(self.generation[slot])
         self.planned[slot] = num_cached
-        self.admitted[slot] = request.num_known
-        self._tokens.begin(slot, request, num_cached)
-        self.prompt_len[slot] = request.prompt_len
-        self.submitted_len[slot] = request.prompt_len + request.num_prior
-        self.stop_len[slot] = request.stop_len
-        self.max_blocks[slot] = max_blocks
-        self.handle[slot] = request.new.handle
-        self.number[slot] = request.number
-        self.turn[slot] = self._num_turns = self._num_turns + 1
-        self.served[slot] = 0
-        self.end_ids.add(request.end_ids)
-        self.requests[slot] = request
+        self.admitted.begin(slot, request, max_blocks)
+        self.tokens.begin(slot, request, num_cached)
+        self._served[slot] = 0
+        self._requests[slot] = request
         self.num_running += 1
         request.slot = slot
-        request.slot_key = slot, int(self.generation[slot])
-        generation = int(self.generation[slot])
+        request.slot_key = slot, generation
         self._length_key[slot] = length_key(slot, generation)
         self._hash.add(slot_term(slot, generation, int(self.planned[slot])))
-        self._hash.add(self._blocks.begin(slot, blocks))
+        self._hash.add(self.blocks.begin(slot, blocks))
         return slot
 
     def vacate(self, slot: int) -> None:
@@ -166,27 +123,27 @@ class SlotTable:
         slot stays live until `forget`.
         """
         request = self.request_of(slot)
-        self.flush_tail(slot)
+        self.tokens.flush(slot)
         request.slot = None
-        request.planned, request.applied = int(self.planned[slot]), int(self.applied[slot])
+        request.planned, request.applied = int(self.planned[slot]), int(self.tokens.applied[slot])
         if len(request.outputs) > request.num_prior:
-            request.last_token_s = float(self.last_token_s[slot])
-        self.requests[slot] = None
-        self.end_ids.remove(request.end_ids)
+            request.last_token_s = float(self.tokens.last_token_s[slot])
+        self._requests[slot] = None
+        self.admitted.end(request)
         self.set_decoding(slot, is_decoding=False)
         self.running[slot] = False
         self.num_running -= 1
         self.num_departures += 1
-        self.ended.append(slot)
+        self.ended[slot] = request
 
-    def forget(self, slot: int) -> Int32Column:
-        """Free a vacated slot; returns the blocks it held."""
-        blocks, block_terms_sum = self._blocks.end(slot)
+    def forget(self, slot: int) -> tuple[Request, Int32Column]:
+        """Free a vacated slot; returns the request that lost it and the blocks it held."""
+        blocks, block_terms_sum = self.blocks.end(slot)
         self._hash.remove(slot_term(slot, int(self.generation[slot]), int(self.planned[slot])))
         self._hash.remove(block_terms_sum)
         self.live[slot] = False
         self._free.append(slot)
-        return blocks
+        return self.ended.pop(slot), blocks
 
     def next_blocks(self, slots: NDArray[np.intp]) -> BlockIds:
         """
@@ -198,7 +155,7 @@ class SlotTable:
         growing = None if self._decode_rows is None else self._decode_rows.growing
         if growing is not None and growing.slot is slots and growing.next is not None:
             return growing.next
-        return self._blocks.last_of(slots).astype(np.intp) + 1
+        return self.blocks.last_of(slots).astype(np.intp) + 1
 
     def append_blocks(self, slots: NDArray[np.intp], blocks: BlockIds) -> Int32Column:
         """
@@ -207,11 +164,11 @@ class SlotTable:
         """
         growing = None if self._decode_rows is None else self._decode_rows.growing
         if growing is not None and growing.slot is slots:
-            self._hash.add(self._blocks.append_due(growing, blocks))
+            self._hash.add(self.blocks.append_due(growing, blocks))
             return growing.row_slot
         if self._decode_rows is not None:
             self._decode_rows.forget_turns()
-        self._hash.add(self._blocks.append(slots, blocks))
+        self._hash.add(self.blocks.append(slots, blocks))
         return slots.astype(np.int32)
 
     def advance(self, slots: SlotColumn, planned: Int32Column) -> None:
@@ -231,7 +188,7 @@ class SlotTable:
     def decode_rows(self) -> DecodeRows:
         """Return the rows of all decoding slots with tokens left to compute, ordered by slot."""
         if self._decode_rows is None:
-            is_ready = self.decoding & (self.planned < self.stop_len - 1)
+            is_ready = self.decoding & (self.planned < self.admitted.stop_len - 1)
             self._decode_rows = self.rows_of(is_ready.nonzero()[0])
         return self._decode_rows
 
@@ -241,13 +198,13 @@ class SlotTable:
             slots,
             constants=self._constants,
             generation=self.generation[slots],
-            handle=self.handle[slots],
-            prompt_len=self.prompt_len[slots],
+            handle=self.admitted.handle[slots],
+            prompt_len=self.admitted.prompt_len[slots],
             start=self.planned[slots],
-            capacity=self.num_blocks[slots] * self.block_size,
-            stop_len=self.stop_len[slots],
+            capacity=self.blocks.num_blocks[slots] * self.blocks.block_size,
+            stop_len=self.admitted.stop_len[slots],
             key_sum=int(self._length_key[slots].sum()),
-            block_size=self.block_size,
+            block_size=self.blocks.block_size,
         )
 
     def full_slots(self, ready: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -257,9 +214,19 @@ class SlotTable:
             ready = rows.full()
             if rows.is_regular:
                 return ready
-        is_full = self.planned[ready] == self.num_blocks[ready] * self.block_size
+        is_full = self.planned[ready] == self.blocks.num_blocks[ready] * self.blocks.block_size
         full: NDArray[np.intp] = ready[is_full]
         return full
+
+    def least_served(self, ready: NDArray[np.intp], count: int) -> NDArray[np.intp]:
+        """
+        Choose those of these decoding slots, more than `count`, that waited longest for a token,
+        oldest requests first; shape ``[count]``. They count as served by the step being planned.
+        """
+        order = np.lexsort((self.admitted.number[ready], self._served[ready]))
+        chosen: NDArray[np.intp] = ready[order[:count]]
+        self._served[chosen] = self._served.max() + 1 + np.arange(len(chosen))
+        return chosen
 
     def advance_rows(self, rows: DecodeRows) -> Int32Column:
         """Note that one token of each row is sent for computing; returns the positions after."""
@@ -278,45 +245,27 @@ class SlotTable:
             self._decode_rows.write_start(self._planned)
             self._decode_rows = None
 
-    def push_tokens(
-        self, slots: NDArray[np.intp], position: Int32Column, token: Int32Column
-    ) -> None:
-        """Append one output token to each of these slots, none twice; all three ``[N]``."""
-        self._tokens.push(slots, position, token)
-
-    def push_decodes(
-        self, rows: DecodeRows, position: Int32Column, token: Int32Column, now: float
-    ) -> None:
-        """Note the result of a step for rows that all run; see `SlotTokens.push_decodes`."""
-        self._tokens.push_decodes(rows, position, token, now)
-
-    def flush_tail(self, slot: int) -> None:
-        """Move a slot's tail of latest tokens to its request."""
-        self._tokens.flush(slot)
-
-    def tail_len(self, slot: int) -> int:
-        """Return the number of output tokens that are not in the request yet."""
-        return self._tokens.tail_len(slot)
-
     def num_outputs(self, slot: int) -> int:
         """Return the number of output tokens known of a slot's request."""
-        return int(self.known[slot] - self.prompt_len[slot])
+        return int(self.tokens.known[slot] - self.admitted.prompt_len[slot])
 
     def num_may_grow(self) -> int:
         """Return the number of running slots that may need another block."""
-        return int(np.count_nonzero(self.running & (self.num_blocks < self.max_blocks)))
+        return int(
+            np.count_nonzero(self.running & (self.blocks.num_blocks < self.admitted.max_blocks))
+        )
 
     def owned_blocks(self) -> Int32Column:
         """Return every block in every table, once per table that has it, shape ``[H]``."""
-        width = self.block_table.shape[1]
-        held: NDArray[np.bool_] = np.arange(width) < self.num_blocks[:, None]
-        return self.block_table[held & self.live[:, None]]
+        width = self.blocks.table.shape[1]
+        held: NDArray[np.bool_] = np.arange(width) < self.blocks.num_blocks[:, None]
+        return self.blocks.table[held & self.live[:, None]]
 
     def recomputed_hash(self) -> int:
         """Compute the state hash from scratch, to compare with `state_hash`."""
         fresh = StateHash()
         for slot in np.flatnonzero(self.live).tolist():
-            blocks = self.block_table[slot, : self.num_blocks[slot]]
+            blocks = self.blocks.of_slot(slot)
             fresh.add(slot_term(slot, int(self.generation[slot]), int(self.planned[slot])))
             fresh.add(int(block_terms(slot, np.arange(len(blocks)), blocks).sum()))
         return fresh.value

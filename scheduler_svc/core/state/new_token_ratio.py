@@ -70,8 +70,8 @@ class NewTokenRatio:
             decode_step: Decode steps so far, the one that retracts included.
         """
         left = slots.running.nonzero()[0]
-        generated = int((slots.known[left] - slots.prompt_len[left]).sum())
-        max_new = int((slots.stop_len[left] - slots.prompt_len[left]).sum())
+        generated = int((slots.tokens.known[left] - slots.admitted.prompt_len[left]).sum())
+        max_new = int((slots.admitted.stop_len[left] - slots.admitted.prompt_len[left]).sum())
         expected = generated + RETRACT_STEPS * len(left)
         self._start = min(1.0, expected / max_new) if max_new else 1.0
         self._since_step = decode_step
@@ -111,7 +111,7 @@ class AdmissionBudget:
     @classmethod
     def of(cls, slots: SlotTable, ratio: float) -> AdmissionBudget:
         """Make the reserve for all running requests, in time proportional to the slots."""
-        left = slots.stop_len - slots.known
+        left = slots.admitted.stop_len - slots.tokens.known
         expected = np.minimum(left, CLIP_MAX_NEW_TOKENS).sum(where=slots.running, dtype=np.int64)
         return cls(float(expected) * ratio)
 

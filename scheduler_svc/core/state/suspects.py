@@ -26,9 +26,11 @@ serving engine that does it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from scheduler_svc.core.request.request import Request
+from tandem.errors import InternalError
 
 CLEARED_AFTER = 8
 """Tokens computed past where a request stood at a death, after which it is trusted again."""
@@ -107,16 +109,18 @@ class Suspects:
     Attributes:
         trial: Marks of the only requests that may run, by number; empty where there is no trial.
         num_suspects: Number of suspects.
+        unproven_deaths: Steps that ran when executors which may still live fell silent, by boot id.
         cautious_until: Results applied in all up to which one step at a time is in flight while any
             request has a mark: with several it is not always known in which one an executor died.
     """
 
-    __slots__ = ("_marks", "cautious_until", "num_suspects", "trial")
+    __slots__ = ("_marks", "cautious_until", "num_suspects", "trial", "unproven_deaths")
 
     def __init__(self) -> None:
         self._marks: dict[int, Mark] = {}
         self.trial: dict[int, Mark] = {}
         self.num_suspects = 0
+        self.unproven_deaths: dict[str, UnprovenDeath] = {}
         self.cautious_until = 0
 
     def __bool__(self) -> bool:
@@ -185,6 +189,23 @@ class Suspects:
             tried = suspects[:1] if control is None else [control]
         self.trial = {mark.request.number: mark for mark in tried}
         return tried
+
+    def check_integrity(self, live: AbstractSet[int]) -> None:
+        """
+        Compare the marks with the numbers of all live requests, and the counts with the marks.
+
+        Raises:
+            InternalError: A request that left is marked, or something was miscounted.
+        """
+        count = sum(mark.is_suspect for mark in self.marks())
+        if not self._marks.keys() <= live:
+            raise InternalError("a request that left is still suspected")
+        if not self.trial.keys() <= self._marks.keys():
+            raise InternalError("a request is tried that nothing speaks against")
+        if self.num_suspects != count:
+            raise InternalError("the suspects were miscounted")
+        if self.trial and not count:
+            raise InternalError("a trial goes on without suspects")
 
     def _blame(self, request: Request, cleared_at: int) -> Mark:
         mark = self._marks.setdefault(request.number, Mark(request=request))

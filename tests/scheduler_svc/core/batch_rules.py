@@ -19,14 +19,14 @@ class BatchRules:
     """
 
     def __init__(self, core, waited: dict[int, float]) -> None:
-        self.state = core._state
-        self.options, self.limits = self.state.options, self.state.limits
+        self.replica = core._replica
+        self.options, self.limits = self.replica.cell.options, self.replica.limits
         aged_s = AGED_AFTER * self.options.ageing_s
         self.is_trial = core.stats().suspected_requests > 0
         self.num_in_flight = core.num_inflight
         self.aged = [
             request
-            for handle, request in self.state.by_handle.items()
+            for handle, request in self.replica.cell.requests._by_handle.items()
             if request.state is RequestState.WAITING
             and waited.get(handle, 0.0) >= aged_s
             and not self.is_trial
@@ -34,15 +34,17 @@ class BatchRules:
 
     def check(self, batch: Batch) -> None:
         """Check a batch that was just planned."""
-        slots, slot = self.state.slots, batch.row_slot
-        is_prefill = batch.row_start < slots.admitted[slot]
+        slots, slot = self.replica.slots, batch.row_slot
+        is_prefill = batch.row_start < slots.admitted.known_len[slot]
         prefill_tokens = batch.row_num_tokens[is_prefill]
         num_decodes = int((~is_prefill).sum())
-        max_rows = self.state.room.rows(self.limits.max_running)
-        max_tokens = self.state.room.tokens(self.limits.max_total_tokens)
+        max_rows = self.replica.room.rows(self.limits.max_running)
+        max_tokens = self.replica.room.tokens(self.limits.max_total_tokens)
         assert len(slot) <= max_rows, "more rows than max_batch_size, or than there is memory for"
         assert batch.num_tokens <= max_tokens, "over max_total_tokens, or what there is memory for"
-        assert len(self.state.by_handle) <= self.limits.max_num_seqs, "over max_num_seqs"
+        assert len(self.replica.cell.requests._by_handle) <= self.limits.max_num_seqs, (
+            "over max_num_seqs"
+        )
         assert (batch.row_num_tokens[~is_prefill] == 1).all(), "a decode of several tokens"
         if self.options.chunked_prefill_size is not None:
             longest = max(prefill_tokens, default=0)
@@ -52,18 +54,20 @@ class BatchRules:
             assert prefill_tokens.sum() <= share, "prompts got more than their share"
         if self.options.step_priority is StepPriority.DECODE_FIRST and len(prefill_tokens):
             assert not self.left_out(batch), "a prefill ran before a decode"
-        if self.is_trial and self.state.suspects.num_suspects:  # A deadline may have ended it.
-            tried = set(self.state.suspects.trial)
+        if (
+            self.is_trial and self.replica.cell.suspects.num_suspects
+        ):  # A deadline may have ended it.
+            tried = set(self.replica.cell.suspects.trial)
             is_alone = not self.num_in_flight or not len(slot)  # Releases alone disturb no trial.
             assert is_alone, "a trial of several steps at a time"
-            assert tried.issuperset(slots.number[slot].tolist()), "a trial is not alone"
+            assert tried.issuperset(slots.admitted.number[slot].tolist()), "a trial is not alone"
         self._check_threshold(batch)
         self._check_nobody_passes_the_aged(batch)
 
     def left_out(self, batch: Batch) -> list[tuple[int, int]]:
         """Return slot and generation of each decode that has something to compute and no row."""
-        slots = self.state.slots
-        ready = slots.running & slots.decoding & (slots.planned < slots.stop_len - 1)
+        slots = self.replica.slots
+        ready = slots.running & slots.decoding & (slots.planned < slots.admitted.stop_len - 1)
         ready[batch.row_slot] = False
         return [(slot, int(slots.generation[slot])) for slot in np.flatnonzero(ready).tolist()]
 
@@ -75,7 +79,7 @@ class BatchRules:
         """Check that a request that has waited long is passed only by those that arrived before."""
         passed = [r.number for r in self.aged if r.state is RequestState.WAITING]
         for admission in batch.admits:
-            number = self.state.slots.number[admission.slot]
+            number = self.replica.slots.admitted.number[admission.slot]
             assert number < min(passed, default=number + 1), "an aged request is passed"
 
     def _check_threshold(self, batch: Batch) -> None:
@@ -83,10 +87,10 @@ class BatchRules:
         if not batch.admits:
             return
         admitted = {admission.slot for admission in batch.admits}
-        slots, held = self.state.slots, set()
+        slots, held = self.replica.slots, set()
         for slot in np.flatnonzero(slots.live).tolist():
             if slot not in admitted:
-                held.update(slots.block_table[slot, : slots.num_blocks[slot]].tolist())
+                held.update(slots.blocks.table[slot, : slots.blocks.num_blocks[slot]].tolist())
         if self.options.step_priority is StepPriority.PREFILL_FIRST:
             held.difference_update(batch.append_block.tolist())  # taken after the admissions
         usage = len(held) / self.limits.num_blocks

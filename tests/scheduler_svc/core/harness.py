@@ -178,7 +178,7 @@ class Rig:
             self._note_left_out(rules, batch)
             self.batches.append(batch)
             salts = {
-                admission.slot: self.core._state.slots.request_of(admission.slot).new.cache_salt
+                admission.slot: self.core._replica.slots.request_of(admission.slot).new.cache_salt
                 for admission in batch.admits
             }
             if batch.admits and self.poisons_next:
@@ -199,7 +199,7 @@ class Rig:
         return batch
 
     def _note_owners(self, batch: Batch) -> None:
-        handles = self.core._state.slots.handle
+        handles = self.core._replica.slots.admitted.handle
         for admission in batch.admits:
             self.owners[admission.slot, admission.generation] = int(handles[admission.slot])
 
@@ -214,7 +214,7 @@ class Rig:
 
     def _poison(self, admission: Admission) -> None:
         self.poisons_next = False
-        self.poisoned.add(int(self.core._state.slots.handle[admission.slot]))
+        self.poisoned.add(int(self.core._replica.slots.admitted.handle[admission.slot]))
         self.executor.poisoned.add((admission.slot, admission.generation))
 
     def deliver(self) -> None:
@@ -231,7 +231,7 @@ class Rig:
 
     def step(self) -> Batch | None:
         """Plan, and apply what is due; returns None when there was nothing to plan."""
-        for handle, request in self.core._state.by_handle.items():
+        for handle, request in self.core._cell.requests._by_handle.items():
             self.waited[handle] += request.state is RequestState.WAITING
         self.now += 1.0
         if self.usual_step_s is not None:
@@ -266,7 +266,7 @@ class Rig:
             self.step()
         assert not self.core.has_pending_work(), "work is left: something starves"
         self.core.check_integrity()
-        pool = self.core._state.pool
+        pool = self.core._replica.kv.pool
         assert pool.num_used == 0, "blocks are lost"
         assert pool.num_available == pool.num_blocks
 
@@ -293,7 +293,7 @@ class Rig:
 
     def _note_out_of_memory(self, failed: int) -> None:
         self.num_out_of_memory += 1
-        in_flight = self.core._state.in_flight
+        in_flight = self.core._replica.in_flight
         if failed < len(in_flight) and len(in_flight[failed].slot) == 1:
             rows = in_flight[failed]
             self.num_alone[self.owners[int(rows.slot[0]), int(rows.generation[0])]] += 1
@@ -359,7 +359,7 @@ class Rig:
             before.append((chosen, list(zip(ids, values, strict=True))))
 
     def _note_sampled(self, result: StepResult) -> None:
-        handles = self.core._state.slots.handle[result.slot].tolist()
+        handles = self.core._replica.slots.admitted.handle[result.slot].tolist()
         for key in zip(handles, result.position.tolist(), strict=True):
             assert key not in self.sampled, "a token is sampled again that is under way or known"
             self.sampled.add(key)
@@ -368,7 +368,7 @@ class Rig:
         """Forget samples under way of requests that shared KV with a bad row and start over."""
         known = {
             handle: request.num_known
-            for handle, request in self.core._state.by_handle.items()
+            for handle, request in self.core._cell.requests._by_handle.items()
             if request.state is RequestState.WAITING
         }
         self.sampled = {
@@ -383,9 +383,9 @@ class Rig:
             self.core.check_integrity()
             self.deaths.check_forgiven(self.core)
             stats = self.core.stats()
-            num_live = len(self.core._state.by_handle)
+            num_live = len(self.core._cell.requests._by_handle)
             assert num_live == stats.running_requests + stats.waiting_requests
             num_blocks = stats.used_blocks + stats.cached_blocks + stats.free_blocks
             assert stats.total_blocks == num_blocks
-            held = [copy.blocks for copy in self.core._state.host._copies.values()]
+            held = [copy.blocks for copy in self.core._replica.kv.host._copies.values()]
             assert sum(map(len, held)) == stats.used_host_blocks

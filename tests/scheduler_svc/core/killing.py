@@ -32,7 +32,7 @@ class Deaths:
     def is_deadly(self, core, batch: Batch) -> bool:
         """Return True when an executor dies of a batch that was just planned."""
         columns = zip(
-            core._state.slots.handle[batch.row_slot].tolist(),
+            core._replica.slots.admitted.handle[batch.row_slot].tolist(),
             batch.row_start.tolist(),
             batch.row_num_tokens.tolist(),
             strict=True,
@@ -44,7 +44,7 @@ class Deaths:
 
     def note(self, core, died_in: int | None, owners: dict[tuple[int, int], int]) -> None:
         """Note that an executor is about to be lost in this step in flight."""
-        in_flight = core._state.in_flight
+        in_flight = core._replica.in_flight
         if died_in is None or died_in >= len(in_flight):
             return
         rows = in_flight[died_in]
@@ -63,7 +63,7 @@ class Deaths:
 
     def check_forgiven(self, core) -> None:
         """Check that no running request that got on since its latest death has any against it."""
-        for mark in core._state.suspects.marks():
+        for mark in core._cell.suspects.marks():
             handle = mark.request.new.handle
             if mark.deaths and mark.request.state is RequestState.DECODE:
                 num_outputs = len(core.outputs(handle))

@@ -70,7 +70,7 @@ class TestCounts:
         """
         rig = Rig(options=CoreOptions(max_queued_tokens=100))
         rig.submit(prompt_len=9, num_choices=num_choices)
-        assert 9 + num_choices - 1 == rig.core._state.queue.num_fresh_tokens
+        assert 9 + num_choices - 1 == rig.core._cell.queue.num_fresh_tokens
         rig.run()
 
     def test_removed_items_do_not_fill_a_heap(self):
@@ -95,7 +95,7 @@ class TestCounts:
         rig = Rig()
         rig.now = 7.0
         rig.submit()
-        assert 7.0 == rig.core._state.queue.since_s(rig.core._state.by_handle[0])
+        assert 7.0 == rig.core._cell.queue.since_s(rig.core._cell.requests._by_handle[0])
 
     @pytest.mark.parametrize(
         ("ends_s", "now", "expected_s"),

@@ -139,8 +139,8 @@ class TestForks:
         rig.submit(10, max_tokens=12, num_choices=2)
         for _ in range(5):
             rig.step()
-        state = rig.core._state
-        state.preempt(state.by_handle[1].slot)
+        replica = rig.core._replica
+        replica.preempt(replica.cell.requests._by_handle[1].slot)
         rig.run()
         assert [0, 9, 10] == cached_in_order(rig)
         assert_outputs(rig)
@@ -237,8 +237,8 @@ class TestAllOrNone:
         rig.submit(9, max_tokens=10, num_choices=3)
         for _ in range(3):
             rig.step()
-        slots = rig.core._state.slots
-        slot = rig.core._state.by_handle[1].slot
+        slots = rig.core._replica.slots
+        slot = rig.core._cell.requests._by_handle[1].slot
         rig.executor.poisoned.add((slot, int(slots.generation[slot])))
         rig.run()
         assert not rig.failed

@@ -33,167 +33,167 @@ def busy() -> Rig:
     return rig
 
 
-def lose_a_block(state):
-    state.slots.num_blocks[0] -= 1
+def lose_a_block(replica):
+    replica.slots.blocks.num_blocks[0] -= 1
 
 
-def hold_a_block_twice(state):
-    state.slots.block_table[0, 0] = state.slots.block_table[1, 0]
+def hold_a_block_twice(replica):
+    replica.slots.blocks.table[0, 0] = replica.slots.blocks.table[1, 0]
 
 
-def hold_a_free_block(state):
-    state.slots.block_table[0, 0] = np.flatnonzero(state.pool._free.is_free)[0]
+def hold_a_free_block(replica):
+    replica.slots.blocks.table[0, 0] = np.flatnonzero(replica.kv.pool._free.is_free)[0]
 
 
-def free_a_held_block(state):
-    state.pool.give_back(state.slots.block_table[0, :1])
+def free_a_held_block(replica):
+    replica.kv.pool.give_back(replica.slots.blocks.table[0, :1])
 
 
-def forget_a_slot_to_release(state):
-    state.slots.vacate(0)
-    state.slots.ended.clear()
+def forget_a_slot_to_release(replica):
+    replica.slots.vacate(0)
+    replica.slots.ended.clear()
 
 
-def run_without_a_request(state):
-    state.slots.requests[0] = None
+def run_without_a_request(replica):
+    replica.slots._requests[0] = None
 
 
-def miscount_running(state):
-    state.slots.num_running += 1
+def miscount_running(replica):
+    replica.slots.num_running += 1
 
 
-def decode_without_running(state):
-    free = (~state.slots.live).nonzero()[0][0]
-    state.slots.decoding[free] = True
+def decode_without_running(replica):
+    free = (~replica.slots.live).nonzero()[0][0]
+    replica.slots.decoding[free] = True
 
 
-def lose_a_free_slot(state):
-    state.slots._free.pop()
+def lose_a_free_slot(replica):
+    replica.slots._free.pop()
 
 
-def compute_past_the_blocks(state):
-    state.slots.planned[0] += 40
+def compute_past_the_blocks(replica):
+    replica.slots.planned[0] += 40
 
 
-def apply_more_than_planned(state):
-    state.slots.applied[0] = state.slots.planned[0] + 1
+def apply_more_than_planned(replica):
+    replica.slots.tokens.applied[0] = replica.slots.planned[0] + 1
 
 
-def forget_its_slot(state):
-    state.slots.request_of(0).slot = 1
+def forget_its_slot(replica):
+    replica.slots.request_of(0).slot = 1
 
 
-def mistake_the_generation(state):
-    state.slots.generation[0] += 1
+def mistake_the_generation(replica):
+    replica.slots.generation[0] += 1
 
 
-def mistake_the_state(state):
-    state.slots.request_of(0).state = RequestState.PREFILL
+def mistake_the_state(replica):
+    replica.slots.request_of(0).state = RequestState.PREFILL
 
 
-def lose_an_output(state):
-    state.slots.flush_tail(0)
-    state.slots.request_of(0).outputs.pop()
+def lose_an_output(replica):
+    replica.slots.tokens.flush(0)
+    replica.slots.request_of(0).outputs.pop()
 
 
-def run_past_the_end(state):
-    state.slots.stop_len[0] = state.slots.known[0]
+def run_past_the_end(replica):
+    replica.slots.admitted.stop_len[0] = replica.slots.tokens.known[0]
 
 
-def wait_and_run(state):
-    request = state.slots.request_of(0)
+def wait_and_run(replica):
+    request = replica.slots.request_of(0)
     request.state = RequestState.WAITING
-    state.queue.put_back(request, 0.0)
+    replica.cell.queue.put_back(request, 0.0)
 
 
-def be_nowhere(state):
-    state.draining.clear()
+def be_nowhere(replica):
+    replica.draining.clear()
 
 
-def drain_under_another_key(state):
-    key, request = state.draining.popitem()
-    state.draining[key[0], key[1] + 1] = request
+def drain_under_another_key(replica):
+    key, request = replica.draining.popitem()
+    replica.draining[key[0], key[1] + 1] = request
 
 
-def drain_for_nothing(state):
-    request = next(iter(state.draining.values()))
+def drain_for_nothing(replica):
+    request = next(iter(replica.draining.values()))
     request.applied = request.planned
 
 
-def wait_for_what_is_not_in_flight(state):
-    next(iter(state.draining.values())).planned += 1
+def wait_for_what_is_not_in_flight(replica):
+    next(iter(replica.draining.values())).planned += 1
 
 
-def forget_a_batch(state):
-    state.in_flight.pop()
+def forget_a_batch(replica):
+    replica.in_flight.pop()
 
 
-def lose_a_request(state):
-    state.counters.accepted += 1
+def lose_a_request(replica):
+    replica.cell.counters.accepted += 1
 
 
-def forget_a_handle(state):
-    del state.by_handle[3]
+def forget_a_handle(replica):
+    del replica.cell.requests._by_handle[3]
 
 
-def forget_a_sibling(state):
-    state.by_id["r0"] = list(state.by_id["r0"])
+def forget_a_sibling(replica):
+    replica.cell.requests._by_id["r0"] = list(replica.cell.requests._by_id["r0"])
 
 
-def miscount_a_tenant(state):
-    state.tenants.add("blue")
+def miscount_a_tenant(replica):
+    replica.cell.requests.tenants.add("blue")
 
 
-def pause_what_decodes(state):
-    state.paused[0] = None
+def pause_what_decodes(replica):
+    replica.paused[0] = None
 
 
-def decode_while_paused(state):
-    state.pause(0)
-    state.slots.set_decoding(0, True)
+def decode_while_paused(replica):
+    replica.pause(0)
+    replica.slots.set_decoding(0, True)
 
 
-def leave_with_an_unknown_owner(state):
-    state.leaving[0] = state.slots.request_of(0)
+def leave_with_an_unknown_owner(replica):
+    replica.slots.ended[0] = replica.slots.request_of(0)
 
 
-def swap_what_is_not_released(state):
-    state.swapping[0] = 0
+def swap_what_is_not_released(replica):
+    replica.kv._swapping[0] = 0
 
 
-def keep_a_host_copy_of_who_runs(state):
-    state.host.try_reserve(state.slots.request_of(0).number, 4, 4)
+def keep_a_host_copy_of_who_runs(replica):
+    replica.kv.host.try_reserve(replica.slots.request_of(0).number, 4, 4)
 
 
-def give_way_without_running(state):
-    waiting = state.by_handle[3]
-    state.may_give_way.push(0, -waiting.number, waiting)
+def give_way_without_running(replica):
+    waiting = replica.cell.requests._by_handle[3]
+    replica.may_give_way.push(0, -waiting.number, waiting)
 
 
-def hash_wrongly(state):
-    state.slots._hash.add(1)
+def hash_wrongly(replica):
+    replica.slots._hash.add(1)
 
 
-def forget_an_event(state):
-    state.recorder._live[0].num_tokens -= 1
+def forget_an_event(replica):
+    replica.cell.recorder._live[0].num_tokens -= 1
 
 
-def suspect_who_left(state):
-    stranger = replace(state.by_handle[3], number=99)
-    state.suspects._marks[99] = Mark(request=stranger)
+def suspect_who_left(replica):
+    stranger = replace(replica.cell.requests._by_handle[3], number=99)
+    replica.cell.suspects._marks[99] = Mark(request=stranger)
 
 
-def miscount_suspects(state):
-    state.suspects.num_suspects += 1
+def miscount_suspects(replica):
+    replica.cell.suspects.num_suspects += 1
 
 
-def try_who_is_not_marked(state):
-    state.suspects.trial[3] = Mark(request=state.by_handle[3])
+def try_who_is_not_marked(replica):
+    replica.cell.suspects.trial[3] = Mark(request=replica.cell.requests._by_handle[3])
 
 
-def go_on_with_a_trial_for_nobody(state):
-    mark = Mark(request=state.by_handle[3])
-    state.suspects._marks[3] = state.suspects.trial[3] = mark
+def go_on_with_a_trial_for_nobody(replica):
+    mark = Mark(request=replica.cell.requests._by_handle[3])
+    replica.cell.suspects._marks[3] = replica.cell.suspects.trial[3] = mark
 
 
 CORRUPTIONS = [
@@ -217,8 +217,8 @@ class TestIntegrity:
         """
         geometry = geometry_of(small_config(max_batch_size=3), num_host_blocks=8)
         rig = busy()
-        state = rig.core._state
-        state.host = type(state.host)(geometry.num_host_blocks)
-        corrupt(state)
+        replica = rig.core._replica
+        replica.kv.host = type(replica.kv.host)(geometry.num_host_blocks)
+        corrupt(replica)
         with pytest.raises(InternalError):
             rig.core.check_integrity()

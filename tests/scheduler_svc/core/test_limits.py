@@ -372,7 +372,11 @@ class TestRefusals:
             rig.core.check_integrity()
             rows = rig.core.list_requests()
             waiting = {row.handle for row in rows} & set(rig.core.waiting_handles())
-            fresh = [h for h in waiting if h % 10 == 0 and not rig.core._state.by_handle[h].outputs]
+            fresh = [
+                h
+                for h in waiting
+                if h % 10 == 0 and not rig.core._cell.requests._by_handle[h].outputs
+            ]
             assert num_live <= 9
             assert len(waiting) <= 5
             assert sum(prompts[h // 10] for h in fresh) <= 60
@@ -397,7 +401,7 @@ def _without_refusals(rig: Rig) -> dict[str, object]:
     return {
         "stats": stats,
         "waiting": rig.core.waiting_handles(),
-        "ids": set(rig.core._state.by_id),
+        "ids": set(rig.core._cell.requests._by_id),
     }
 
 

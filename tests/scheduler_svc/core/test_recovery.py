@@ -45,7 +45,7 @@ class TestExecutorLost:
         rig = Rig(small_config(max_num_blocks=8, max_model_len=32), delay=4, options=BOLD)
         for _ in range(4):
             rig.submit(prompt_len=8, max_tokens=20)
-        while not rig.core._state.draining:
+        while not rig.core._replica.draining:
             rig.step()
         rig.lose_executor()
         assert [0, 1, 2, 3] == rig.core.waiting_handles()
@@ -229,7 +229,7 @@ class TestRequestStates:
     def request(self, state: RequestState) -> Request:
         rig = Rig()
         rig.submit()
-        (request,) = rig.core._state.by_id["r0"]
+        (request,) = rig.core._cell.requests._by_id["r0"]
         request.state = state
         return request
 

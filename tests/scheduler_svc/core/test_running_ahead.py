@@ -48,7 +48,7 @@ class TestRule1:
         known = len(rig.core.outputs(1))
         for left in range(window, 0, -1):
             assert RequestState.DRAINING is rig.core.state_of(1)
-            request = rig.core._state.by_handle[1]
+            request = rig.core._cell.requests._by_handle[1]
             assert left == request.planned - request.applied
             batch = rig.core.schedule(rig.now) if left == window else None
             if batch is not None:
@@ -90,7 +90,7 @@ class TestRule1:
         rig.collect()
         outputs = list(rig.outputs[0])
         batch = rig.plan()
-        assert [3] == [int(rig.core._state.slots.handle[a.slot]) for a in batch.admits]
+        assert [3] == [int(rig.core._replica.slots.admitted.handle[a.slot]) for a in batch.admits]
         assert 0 in batch.release_slot
         rig.run()
         assert outputs == rig.outputs[0]
@@ -109,7 +109,7 @@ class TestRule1:
         while not rig.core.stats().retractions and rig.core.num_requests:
             known = {handle: len(rig.core.outputs(handle)) for handle in range(3)}
             rig.step()
-        lost = [h for h in range(3) if rig.core._state.by_handle[h].num_preemptions]
+        lost = [h for h in range(3) if rig.core._cell.requests._by_handle[h].num_preemptions]
         assert lost
         order = sorted(known, key=lambda handle: (known[handle], -handle))
         assert order[: len(lost)] == sorted(lost, reverse=True)
@@ -173,7 +173,7 @@ class TestRule3:
         """
         rig = decoding(window)
         held = rig.core.stats().used_blocks
-        slot = rig.core._state.by_handle[1].slot
+        slot = rig.core._cell.requests._by_handle[1].slot
         rig.core.end_handle(1, reason, rig.now, 1)
         rig.collect()
         rig.deliver()
@@ -362,7 +362,7 @@ class TestDepth:
         rig = Rig(small_config(max_num_blocks=6), options=options)
         for _ in range(2):
             rig.submit(prompt_len=7, max_tokens=14)
-        while not rig.core._state.paused and rig.core.num_requests:
+        while not rig.core._replica.paused and rig.core.num_requests:
             rig.step()
         assert 2 == rig.core.lookahead(0.001)
         rig.run()
@@ -374,7 +374,7 @@ class TestDepth:
         them.
         """
         rig = self.rig()
-        pool = rig.core._state.pool
+        pool = rig.core._replica.kv.pool
         taken = pool.try_take(pool.num_available - num_free)
         assert depth == rig.core.lookahead(0.001)
         pool.give_back(taken)

@@ -42,7 +42,7 @@ def crowd(
 
 def paused(rig: Rig) -> list[int]:
     """Return the handles of paused requests, the first paused one first."""
-    return [int(rig.core._state.slots.handle[slot]) for slot in rig.core._state.paused]
+    return [int(rig.core._replica.slots.admitted.handle[slot]) for slot in rig.core._replica.paused]
 
 
 def step_until_paused(rig: Rig):
@@ -71,9 +71,9 @@ class TestPausing:
         """
         rig = crowd(3, 100, num_blocks=10, stagger=1)
         step_until_paused(rig)
-        slot = next(iter(rig.core._state.paused))
+        slot = next(iter(rig.core._replica.paused))
         handle = paused(rig)[0]
-        held = rig.core._state.slots.num_blocks[slot]
+        held = rig.core._replica.slots.blocks.num_blocks[slot]
         assert RequestState.PAUSED is rig.core.state_of(handle)
         while handle in paused(rig):
             batch = rig.plan()
@@ -81,7 +81,7 @@ class TestPausing:
                 break
             assert slot not in batch.row_slot
             assert len(batch.row_slot)
-            assert held == rig.core._state.slots.num_blocks[slot]
+            assert held == rig.core._replica.slots.blocks.num_blocks[slot]
             rig.now += 1
             rig.deliver()
         rig.run()
@@ -139,8 +139,8 @@ class TestPausing:
         rig = crowd(num_requests, budget, num_blocks=9)
         while rig.core.has_pending_work():
             rig.step()
-            state = rig.core._state
-            assert not state.paused or state.slots.num_running > len(state.paused)
+            replica = rig.core._replica
+            assert not replica.paused or replica.slots.num_running > len(replica.paused)
         for handle in range(num_requests):
             assert rig.expected(handle) == rig.outputs[handle]
 
@@ -152,8 +152,8 @@ class TestPausing:
         rig = crowd(6, budget, num_blocks=24, stagger=1)
         while rig.core.has_pending_work():
             rig.step()
-            slots = rig.core._state.slots
-            held = sum(int(slots.num_blocks[slot]) for slot in rig.core._state.paused)
+            slots = rig.core._replica.slots
+            held = sum(int(slots.blocks.num_blocks[slot]) for slot in rig.core._replica.paused)
             assert held == rig.core.num_paused_blocks
             assert held <= budget
         assert rig.core.stats().retractions > 0
@@ -170,8 +170,10 @@ class TestPausing:
         most = 0
         while rig.core.has_pending_work():
             rig.step()
-            slots, state = rig.core._state.slots, rig.core._state
-            tables = [slots.block_table[s, : slots.num_blocks[s]].tolist() for s in state.paused]
+            slots, replica = rig.core._replica.slots, rig.core._replica
+            tables = [
+                slots.blocks.table[s, : slots.blocks.num_blocks[s]].tolist() for s in replica.paused
+            ]
             distinct = {block for table in tables for block in table}
             assert len(distinct) <= 7
             most = max(most, sum(map(len, tables)))
@@ -191,7 +193,7 @@ class TestPausing:
             rig.step()
         evicted = [
             handle for handle in range(6)
-            if (request := rig.core._state.by_handle.get(handle)) and request.num_preemptions
+            if (request := rig.core._cell.requests._by_handle.get(handle)) and request.num_preemptions
         ]  # fmt: skip
         kept = [handle for handle in before if handle in paused(rig)]
         assert before[: len(kept)] == kept
@@ -238,7 +240,10 @@ class TestEndsWhilePaused:
         while handle not in paused(rig):
             rig.step()
         # The last token in flight when it was paused; no earlier output equals it.
-        offset = int(rig.core._state.slots.planned[rig.core._state.by_handle[handle].slot]) - 8
+        offset = (
+            int(rig.core._replica.slots.planned[rig.core._cell.requests._by_handle[handle].slot])
+            - 8
+        )
         token = rig.expected(handle)[offset]
         assert token not in rig.expected(handle)[:offset]
 
@@ -348,7 +353,7 @@ class TestWhoRanIsGone:
         while rig.core.stats().paused_requests < 2:
             rig.plan()
             rig.now += 1
-        assert 3 == rig.core._state.slots.num_running
+        assert 3 == rig.core._replica.slots.num_running
         rig.run()
         for handle in range(3):
             assert rig.expected(handle) == rig.outputs[handle]
@@ -363,7 +368,7 @@ class TestWhoRanIsGone:
         )
         handle = rig.submit(prompt_len=8, max_tokens=40)
         rig.step()
-        pool = rig.core._state.pool
+        pool = rig.core._replica.kv.pool
         assert pool.try_take(pool.num_available) is not None
         while rig.core.num_requests:
             rig.step()

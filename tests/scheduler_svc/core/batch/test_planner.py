@@ -80,7 +80,7 @@ class TestDecodes:
         for _ in range(5):
             rig.submit(prompt_len=1, max_tokens=30)
         rig.step()
-        rig.core._state.limits = _with_budget(rig, 2)
+        rig.core._replica.limits = _with_budget(rig, 2)
         rig.submit(prompt_len=1)
         for _ in range(25):
             batch = rig.step()

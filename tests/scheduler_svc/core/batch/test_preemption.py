@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -98,7 +100,7 @@ class TestPreemption:
         rig = Rig(small_config(max_num_blocks=8), checked=False)
         rig.submit(prompt_len=8, max_tokens=20)
         rig.step()
-        rig.core._state.pool.try_take(5)  # a leak that no legal run can produce
+        rig.core._replica.kv.pool.try_take(5)  # a leak that no legal run can produce
         for _ in range(12):
             if rig.step() is None:
                 break
@@ -115,7 +117,7 @@ class TestDraining:
         """
         rig = tight(delay=4)
         step_until_preempted(rig)
-        draining = list(rig.core._state.draining.values())
+        draining = list(rig.core._replica.draining.values())
         assert [RequestState.DRAINING] == [request.state for request in draining]
         victim = draining[0]
         seen = len(victim.outputs)
@@ -150,9 +152,9 @@ class TestDraining:
         rig.submit(prompt_len=1, max_tokens=1)
         rig.submit(prompt_len=1, max_tokens=1)
         for _ in range(80):
-            draining = bool(rig.core._state.draining)
+            draining = bool(rig.core._replica.draining)
             batch = rig.plan()
-            if draining and batch is not None and rig.core._state.draining:
+            if draining and batch is not None and rig.core._replica.draining:
                 assert not batch.admits
             rig.now += 1
             while len(rig.pending) >= 4 or (batch is None and rig.pending):
@@ -174,13 +176,12 @@ class TestDraining:
 class TestVictims:
     def victim(self, generated: list[int], prompts: list[int]) -> int:
         """Return the victim among rows with these outputs and prompts, in arrival order."""
-
-        class Columns:
-            number = np.arange(len(prompts))
-            prompt_len = np.array(prompts)
-            known = prompt_len + np.array(generated)
-
-        return fewest_generated(Columns, np.arange(len(prompts)))
+        number, prompt_len = np.arange(len(prompts)), np.array(prompts)
+        slots = SimpleNamespace(
+            admitted=SimpleNamespace(number=number, prompt_len=prompt_len),
+            tokens=SimpleNamespace(known=prompt_len + np.array(generated)),
+        )
+        return fewest_generated(slots, number)
 
     def test_fewest_generated_goes_first(self):
         """

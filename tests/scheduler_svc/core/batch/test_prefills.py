@@ -174,7 +174,7 @@ class TestDecodeFirst:
             rig.submit(prompt_len=60, max_tokens=4)
         for _ in range(30):
             batch = rig.step()
-            slots = rig.core._state.slots.handle[batch.row_slot[: len(decoding)]]
+            slots = rig.core._replica.slots.admitted.handle[batch.row_slot[: len(decoding)]]
             assert decoding == sorted(slots.tolist())
             assert (batch.row_num_tokens[: len(decoding)] == 1).all()
 
@@ -190,7 +190,7 @@ class TestDecodeFirst:
             rig.submit(prompt_len=30, max_tokens=2)
         prompt_tokens = []
         for _ in range(4):
-            admitted = rig.core._state.slots.admitted
+            admitted = rig.core._replica.slots.admitted.known_len
             batch = rig.plan()
             is_prompt = batch.row_start < admitted[batch.row_slot]
             prompt_tokens.append(int(batch.row_num_tokens[is_prompt].sum()))

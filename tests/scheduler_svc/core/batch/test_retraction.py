@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -44,12 +46,9 @@ class TestVictims:
         """
         The order of admission decides, not that of arrival.
         """
-
-        class Columns:
-            turn = np.array([7, 9, 3])
-
-        assert 1 == last_admitted(Columns, np.arange(3))
-        assert 0 == last_admitted(Columns, np.array([0, 2]))
+        slots = SimpleNamespace(admitted=SimpleNamespace(turn=np.array([7, 9, 3])))
+        assert 1 == last_admitted(slots, np.arange(3))
+        assert 0 == last_admitted(slots, np.array([0, 2]))
 
     @pytest.mark.parametrize(
         ("rule", "victim"),
@@ -77,7 +76,7 @@ class TestVictims:
         rig = Rig(config, options=bold(rule))
         for prompt_len, priority in ((4, 3), (20, 0), (4, 0)):
             rig.submit(prompt_len=prompt_len, max_tokens=30, priority=priority)
-        worst = rig.core._state.by_handle[0]
+        worst = rig.core._cell.requests._by_handle[0]
         step_until_retracted(rig)
         assert 1 == worst.num_preemptions
         rig.run()
@@ -93,7 +92,7 @@ class TestVictims:
         rig.submit(prompt_len=8, max_tokens=30)
         rig.submit(prompt_len=8, max_tokens=30)
         rig.step()
-        aged = rig.core._state.by_handle[0]
+        aged = rig.core._cell.requests._by_handle[0]
         aged.was_aged = True
         step_until_retracted(rig)
         assert 0 == aged.num_preemptions
@@ -121,11 +120,11 @@ class TestHowMany:
         """
         rig = growing(6, bold(prefix_caching=False), num_blocks=24)
         _, count = step_until_retracted(rig)
-        state = rig.core._state
+        replica = rig.core._replica
         # The step has given out a block to each that grew.
-        free = (state.pool.num_available + state.slots.num_running) * 4
-        assert state.slots.num_running == 6 - count
-        assert free >= RETRACT_STEPS * state.slots.num_running or state.slots.num_running == 1
+        free = (replica.kv.pool.num_available + replica.slots.num_running) * 4
+        assert replica.slots.num_running == 6 - count
+        assert free >= RETRACT_STEPS * replica.slots.num_running or replica.slots.num_running == 1
         assert count > 1
 
     def test_no_more_are_retracted_than_that_takes(self):
@@ -168,7 +167,7 @@ class TestHowMany:
         rig = Rig(small_config(max_num_blocks=16, max_total_tokens=64), options=bold())
         rig.submit(prompt_len=24, max_tokens=2)
         rig.run()
-        assert rig.core._state.pool.num_cached >= 5
+        assert rig.core._replica.kv.pool.num_cached >= 5
         rig.submit(prompt_len=8, max_tokens=20)
         rig.submit(prompt_len=8, max_tokens=20)
         rig.run()
@@ -181,15 +180,17 @@ class TestWhatIsSaid:
         The line names how many were retracted and the ratio before and after, once per shortage.
         """
         rig = growing(6, bold(VictimRule.FEWEST_GENERATED), num_blocks=24)
-        rig.core._state.ratio.note_retraction(rig.core._state.slots, 0)
+        rig.core._replica.ratio.note_retraction(rig.core._replica.slots, 0)
         before = 0.0
         while not rig.core.stats().retractions:
             before = rig.core.stats().new_token_ratio
             rig.step()
-        slots, stats = rig.core._state.slots, rig.core.stats()
+        slots, stats = rig.core._replica.slots, rig.core.stats()
         left = slots.running.nonzero()[0]
         # One result came in after the plan.
-        generated = int((slots.known[left] - slots.prompt_len[left]).sum()) - len(left)
+        generated = int((slots.tokens.known[left] - slots.admitted.prompt_len[left]).sum()) - len(
+            left
+        )
         after = min(1.0, (generated + 20 * len(left)) / (40 * len(left)))
         expected = (
             f"decode out of memory happened, #retracted_reqs: {stats.retractions}, "
@@ -229,6 +230,6 @@ class TestWhatIsSaid:
         """
         rig = growing(6, bold(), num_blocks=24)
         step_until_retracted(rig)
-        ratio = rig.core._state.ratio
-        steps = rig.core._state.counters.decode_steps
+        ratio = rig.core._replica.ratio
+        steps = rig.core._cell.counters.decode_steps
         assert ratio.at(steps) == ratio._start

@@ -65,7 +65,7 @@ class TestSwapping:
         rig.run()
         for handle in range(5):
             assert rig.expected(handle) == rig.outputs[handle]
-        assert num_host_blocks == rig.core._state.host.num_free
+        assert num_host_blocks == rig.core._replica.kv.host.num_free
 
     def test_what_is_swapped_in_is_not_called_cached(self):
         """
@@ -73,7 +73,7 @@ class TestSwapping:
         """
         rig = swapping(4)
         rig.run()
-        assert rig.core._state.counters.swapped_in_blocks
+        assert rig.core._cell.counters.swapped_in_blocks
         lines = [line.text for line in rig.log_lines if line.text.startswith("Prefill batch")]
         assert lines
         assert all("#cached-token: 0," in line for line in lines)
@@ -97,9 +97,9 @@ class TestSwapping:
         rig = swapping(3)
         tables = {}
         while not rig.core.stats().swapped_out_blocks:
-            slots = rig.core._state.slots
+            slots = rig.core._replica.slots
             tables = {
-                slot: slots.block_table[slot, : -(-int(slots.planned[slot]) // 4)].tolist()
+                slot: slots.blocks.table[slot, : -(-int(slots.planned[slot]) // 4)].tolist()
                 for slot in slots.running.nonzero()[0].tolist()
             }
             batch = rig.step()
@@ -130,7 +130,7 @@ class TestSwapping:
         """
         rig = swapping(0)
         rig.submit(prompt_len=40, max_tokens=4)
-        rig.core._state.options = rig.core._state.options.__class__(
+        rig.core._cell.options = rig.core._cell.options.__class__(
             preemption_mode=PreemptionMode.SWAP, prefix_caching=False, chunked_prefill_size=16
         )
         rig.step()
@@ -168,7 +168,7 @@ class TestSwapping:
         if flushed == "before":
             rig.core.flush_prefix_cache()
         step_until_swapped_out(rig)
-        (swapped,) = rig.core._state.host._copies
+        (swapped,) = rig.core._replica.kv.host._copies
         if flushed == "after":
             rig.core.flush_prefix_cache()
         rig.run()
@@ -251,10 +251,10 @@ class TestEnds:
         """
         rig = swapping(3)
         step_until_swapped_out(rig)
-        assert rig.core._state.host.num_free < 64
+        assert rig.core._replica.kv.host.num_free < 64
         for handle in range(3):
             rig.core.end_request(f"r{handle}", FinishReason.CANCELLED, rig.now)
-        assert 64 == rig.core._state.host.num_free
+        assert 64 == rig.core._replica.kv.host.num_free
         rig.run()
 
     def test_cancelling_before_the_copy_was_planned_copies_nothing(self):
@@ -278,7 +278,7 @@ class TestEnds:
         rig = swapping(3)
         step_until_swapped_out(rig)
         rig.lose_executor()
-        assert 64 == rig.core._state.host.num_free
+        assert 64 == rig.core._replica.kv.host.num_free
         rig.run()
         for handle in range(3):
             assert rig.expected(handle) == rig.outputs[handle]

@@ -32,7 +32,7 @@ def rig_with(count: int, *, max_tokens: int = 30, delay: int = 1) -> Rig:
 
 def handles_in(rig: Rig, batch) -> set[int]:
     """Return the handles of the rows in a step that is being sent."""
-    return set(rig.core._state.slots.handle[batch.row_slot].tolist())
+    return set(rig.core._replica.slots.admitted.handle[batch.row_slot].tolist())
 
 
 def assert_only_failed(rig: Rig, failed: set[int]) -> None:
@@ -64,7 +64,7 @@ class TestTooMuchTogether:
         rig.run()
         assert_only_failed(rig, set())
         assert 1 <= rig.num_out_of_memory <= 4
-        assert not rig.core._state.suspects
+        assert not rig.core._cell.suspects
 
     def test_running_requests_are_as_many_as_fitted(self):
         """
@@ -175,7 +175,7 @@ class TestLargeSteps:
         """
         options = replace(BOLD, step_priority=StepPriority.PREFILL_FIRST, max_prefill_share=0.5)
         rig = Rig(WIDE, options=options, checked=False)
-        rig.core._state.room.note_failure(8, 32, 0)
+        rig.core._replica.room.note_failure(8, 32, 0)
         for _ in range(3):
             rig.submit(prompt_len=6, max_tokens=40)
         while len(rig.outputs) < 3:
@@ -194,7 +194,7 @@ class TestLargeSteps:
         rig.plan()
         rig.lose_executor(0, out_of_memory=True)
         rig.core.resume()
-        assert (None, 0) == (rig.core._state.room.max_rows, rig.core.stats().executor_deaths)
+        assert (None, 0) == (rig.core._replica.room.max_rows, rig.core.stats().executor_deaths)
         rig.run()
         assert_only_failed(rig, set())
 

@@ -28,7 +28,7 @@ def accused(count: int = 4, *, config=WIDE) -> Rig:
     """Return a rig of which the first requests were in two steps that died, and are suspects."""
     rig = rig_with(count, config=config)
     for _ in range(2):
-        while len(rig.core._state.in_flight) == 0:
+        while len(rig.core._replica.in_flight) == 0:
             rig.plan()
         rig.lose_executor(died_in=0)
     return rig
@@ -40,7 +40,7 @@ def check_only_failed(rig: Rig, failed: set[int]) -> None:
     assert all(isinstance(rig.failed[handle].error, PoisonRequest) for handle in failed)
     for handle in rig.submitted.keys() - failed:
         assert rig.expected(handle) == rig.outputs[handle]
-    assert not rig.core._state.suspects
+    assert not rig.core._cell.suspects
 
 
 class TestKillers:
@@ -148,7 +148,7 @@ class TestBlame:
             rig.plan()
         rig.lose_executor(died_in=1)
         assert [frozenset({0, 1})] == rig.deaths.in_step
-        assert [0, 1] == [mark.request.number for mark in rig.core._state.suspects.marks()]
+        assert [0, 1] == [mark.request.number for mark in rig.core._cell.suspects.marks()]
         rig.run()
 
     @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ class TestBlame:
         for _ in range(10):
             rig.plan()
         rig.lose_executor(died_in)
-        (mark,) = rig.core._state.suspects.marks()
+        (mark,) = rig.core._cell.suspects.marks()
         assert cleared_at == mark.cleared_at
         rig.run()
 
@@ -177,7 +177,7 @@ class TestBlame:
             rig.step()
         rig.plan()
         rig.lose_executor(died_in=0)
-        (mark,) = rig.core._state.suspects.marks()
+        (mark,) = rig.core._cell.suspects.marks()
         assert 6 + num_steps - 1 + 8 == mark.cleared_at
         rig.run()
 
@@ -190,7 +190,7 @@ class TestBlame:
         for _ in range(3):
             rig.plan()
         rig.lose_executor(died_in)
-        assert not rig.core._state.suspects
+        assert not rig.core._cell.suspects
         assert 0 == rig.core.stats().executor_deaths
         rig.run()
 
@@ -205,7 +205,7 @@ class TestBlame:
         rig.core.end_request("r2", FinishReason.CANCELLED, rig.now)
         rig.collect()
         rig.lose_executor(died_in=0)
-        assert [0, 1] == [mark.request.number for mark in rig.core._state.suspects.marks()]
+        assert [0, 1] == [mark.request.number for mark in rig.core._cell.suspects.marks()]
         rig.run()
 
     def test_who_shared_the_step_with_one_that_ended_did_not_die_alone(self):
@@ -219,7 +219,7 @@ class TestBlame:
             rig.lose_executor(died_in=0)
             if other == "r0":
                 rig.submit(prompt_len=6, max_tokens=24)
-        mark = next(mark for mark in rig.core._state.suspects.marks() if mark.request.number == 1)
+        mark = next(mark for mark in rig.core._cell.suspects.marks() if mark.request.number == 1)
         assert (2, 0) == (mark.deaths, mark.deaths_alone)
         rig.run()
 
@@ -232,7 +232,7 @@ class TestBlame:
         rig.core.suspend(KvMode.PERSIST, rig.now)
         rig.plan()
         rig.lose_executor(died_in=0)
-        assert not rig.core._state.suspects
+        assert not rig.core._cell.suspects
         assert 1 == rig.core.stats().executor_deaths
         rig.core.resume()
         rig.run()
@@ -246,9 +246,9 @@ class TestBlame:
         rig.lose_executor(died_in=0)
         for _ in range(7):
             rig.step()
-        assert rig.core._state.suspects
+        assert rig.core._cell.suspects
         rig.step()
-        assert not rig.core._state.suspects
+        assert not rig.core._cell.suspects
         rig.plan()
         rig.lose_executor(died_in=0)
         assert 0 == rig.core.stats().suspected_requests
@@ -265,7 +265,7 @@ class TestCaution:
         assert 2 == rig.core.lookahead(1.0)
         rig.lose_executor(died_in=0)
         assert 1 == rig.core.lookahead(1.0)
-        while rig.core._state.suspects:
+        while rig.core._cell.suspects:
             assert 1 == rig.core.lookahead(1.0)
             rig.step()
         assert 2 == rig.core.lookahead(1.0)
@@ -280,7 +280,7 @@ class TestCaution:
         rig.plan()
         rig.lose_executor(died_in=0)
         rig.core.end_handle(1, FinishReason.CANCELLED, rig.now)
-        rig.core._state.suspects.marks()[0].cleared_at = rig.deaths.forgiven_at[0] = 1000
+        rig.core._cell.suspects.marks()[0].cleared_at = rig.deaths.forgiven_at[0] = 1000
         for _ in range(64):
             assert 1 == rig.core.lookahead(1.0)
             rig.step()
@@ -297,7 +297,9 @@ class TestTrial:
         rig.submit(prompt_len=6)
         assert (4, 1) == (rig.core.stats().suspected_requests, rig.core.lookahead(0.001))
         batch = rig.plan()
-        assert {0, 1} == {int(rig.core._state.slots.handle[slot]) for slot in batch.row_slot}
+        assert {0, 1} == {
+            int(rig.core._replica.slots.admitted.handle[slot]) for slot in batch.row_slot
+        }
         assert rig.core.schedule(rig.now) is None
         assert [2, 3, 4] == sorted(rig.core.waiting_handles())
         rig.run()
@@ -312,12 +314,12 @@ class TestTrial:
         seen = []
         while rig.core.stats().suspected_requests:
             rig.step()
-            if (tried := sorted(rig.core._state.suspects.trial)) and tried not in seen:
+            if (tried := sorted(rig.core._cell.suspects.trial)) and tried not in seen:
                 seen.append(tried)
         assert [[0, 1], [2], [3]] == seen
         rig.step()
         rig.step()
-        assert 4 == rig.core._state.slots.num_running
+        assert 4 == rig.core._replica.slots.num_running
         rig.run()
         check_only_failed(rig, set())
 
@@ -328,9 +330,9 @@ class TestTrial:
         rig = accused(4)
         rig.plan()
         rig.lose_executor()
-        assert [0, 1] == sorted(rig.core._state.suspects.trial)
+        assert [0, 1] == sorted(rig.core._cell.suspects.trial)
         rig.plan()
-        assert 2 == rig.core._state.slots.num_running
+        assert 2 == rig.core._replica.slots.num_running
         rig.run()
 
     def test_another_executor_does_not_end_it(self):

@@ -56,7 +56,7 @@ class TestFaultsOfTheNetwork:
                 rig.plan()
             rig.lose_executor(died_in, may_live=silent)
             rig.core.executor_seen(seen, rig.now, died=False)
-            assert not rig.core._state.suspects
+            assert not rig.core._cell.suspects
         rig.run()
         assert ({}, 0) == (rig.failed, rig.core.stats().executor_deaths)
         assert all(rig.expected(handle) == rig.outputs[handle] for handle in range(count))
@@ -104,7 +104,7 @@ class TestProof:
             rig.step()
         rig.lose_executor()
         rig.core.executor_seen("a", rig.now, died=True)
-        assert not rig.core._state.suspects
+        assert not rig.core._cell.suspects
         rig.run()
 
     def test_one_death_counts_once(self):
@@ -115,7 +115,7 @@ class TestProof:
         lose_sight(rig)
         for _ in range(3):
             rig.core.executor_seen("a", rig.now, died=True)
-        assert [1, 1] == [mark.deaths for mark in rig.core._state.suspects.marks()]
+        assert [1, 1] == [mark.deaths for mark in rig.core._cell.suspects.marks()]
         rig.run()
 
     def test_who_got_on_elsewhere_is_not_blamed(self):
@@ -129,7 +129,7 @@ class TestProof:
             rig.step()
         rig.lose_executor()
         rig.core.executor_seen("a", rig.now, died=True)
-        assert not rig.core._state.suspects
+        assert not rig.core._cell.suspects
         assert 1 == rig.core.stats().executor_deaths
         rig.run()
 
@@ -144,7 +144,7 @@ class TestProof:
         rig.core.end_request("r0", FinishReason.CANCELLED, rig.now)
         for boot_id in ("a", "b"):
             rig.core.executor_seen(boot_id, rig.now, died=True)
-        (mark,) = rig.core._state.suspects.marks()
+        (mark,) = rig.core._cell.suspects.marks()
         assert (1, 2, 0) == (mark.request.number, mark.deaths, mark.deaths_alone)
         rig.run()
 
@@ -155,7 +155,7 @@ class TestProof:
         rig = rig_with(2)
         for _ in range(5):
             lose_sight(rig)
-        assert 1 == len(rig.core._state.unproven_deaths)
+        assert 1 == len(rig.core._cell.suspects.unproven_deaths)
         rig.core.executor_seen("a", rig.now, died=False)
-        assert {} == rig.core._state.unproven_deaths
+        assert {} == rig.core._cell.suspects.unproven_deaths
         rig.run()

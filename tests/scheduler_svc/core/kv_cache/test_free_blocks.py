@@ -256,10 +256,10 @@ class TestSequences:
         rig = Rig(small_config(max_num_blocks=1024, max_model_len=256))
         for prompt_len in (3, 4, 9, 21):
             rig.submit(prompt_len=prompt_len, max_tokens=200)
-        slots = rig.core._state.slots
+        slots = rig.core._replica.slots
         for _ in range(190):
             rig.step()
             for slot in np.flatnonzero(slots.live):
-                assert 1 == num_runs(slots.block_table[slot, : slots.num_blocks[slot]])
-        assert slots.num_blocks.min() >= 40
+                assert 1 == num_runs(slots.blocks.table[slot, : slots.blocks.num_blocks[slot]])
+        assert slots.blocks.num_blocks.min() >= 40
         rig.run()

@@ -351,7 +351,7 @@ class TestRowErrors:
         rig.submit(prompt=prompt_of(12), max_tokens=12)
         rig.step()
         # The executor does not report the NaN, as the prompt's first chunk samples nothing.
-        rig.executor.memory.is_bad[rig.core._state.slots.block_table[0, :2]] = True
+        rig.executor.memory.is_bad[rig.core._replica.slots.blocks.table[0, :2]] = True
         rig.core.end_request("r0", 7, rig.now)
         handle = rig.submit(prompt=prompt_of(12), max_tokens=12)
         rig.run()

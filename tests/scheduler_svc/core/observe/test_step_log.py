@@ -125,7 +125,7 @@ class TestDecodeLines:
                     start >= len(rig.submitted[int(handle)].prompt)
                     for start, handle in zip(
                         batch.row_start,
-                        rig.core._state.slots.handle[batch.row_slot],
+                        rig.core._replica.slots.admitted.handle[batch.row_slot],
                         strict=True,
                     )
                 )
@@ -219,7 +219,7 @@ class TestPrefillLines:
         num_seen = len(found(rig, PREFILL))
         assert 1 == num_seen
         while rig.core.has_pending_work():
-            slots, admitted = rig.core._state.slots, rig.core._state.slots.admitted
+            slots, admitted = rig.core._replica.slots, rig.core._replica.slots.admitted.known_len
             batch = rig.plan()
             is_prompt = [] if batch is None else batch.row_start < admitted[batch.row_slot]
             lines = found(rig, PREFILL)

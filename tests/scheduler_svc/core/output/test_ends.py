@@ -137,9 +137,9 @@ class TestEndRequest:
         )
         rig.submit(prompt_len=8, max_tokens=20)
         rig.submit(prompt_len=8, max_tokens=20)
-        while not rig.core._state.draining:
+        while not rig.core._replica.draining:
             rig.step()
-        victim = next(iter(rig.core._state.draining.values())).new
+        victim = next(iter(rig.core._replica.draining.values())).new
         rig.core.end_request(victim.request_id, FinishReason.CANCELLED, rig.now)
         before = len(rig.outputs[victim.handle])
         rig.run()

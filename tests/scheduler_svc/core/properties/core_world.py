@@ -188,12 +188,12 @@ class CoreWorld:
 
     def poison(self, choose: Choose) -> None:
         """Make the model produce NaN for a row from now on, or for the next one from its start."""
-        slots = self.rig.core._state.slots
+        slots = self.rig.core._replica.slots
         if choose([True, False]):
             self.rig.poisons_next = True
         elif slots.running.any():
             slot = choose(slots.running.nonzero()[0].tolist())
-            self.rig.poisoned.add(int(slots.handle[slot]))
+            self.rig.poisoned.add(int(slots.admitted.handle[slot]))
             self.rig.executor.poisoned.add((slot, int(slots.generation[slot])))
 
     def preempt(self, choose: Choose) -> None:
@@ -204,7 +204,7 @@ class CoreWorld:
 
     def flush_prefix_cache(self, _choose: Choose) -> None:
         """Forget the prefixes computed so far; requests that share them go on."""
-        pool = self.rig.core._state.pool
+        pool = self.rig.core._replica.kv.pool
         num_free = pool.num_free
         num_flushed = self.rig.core.flush_prefix_cache()
         assert num_flushed == pool.num_free - num_free
@@ -271,7 +271,7 @@ class CoreWorld:
 
     def live_handles(self) -> list[int]:
         """Return the handles of all requests in the system."""
-        return sorted(self.rig.core._state.by_handle)
+        return sorted(self.rig.core._cell.requests._by_handle)
 
     def check_outputs(self) -> None:
         """Check that the outputs so far are a prefix of what unlimited memory would give."""
@@ -295,7 +295,7 @@ class CoreWorld:
             elif handle not in self.cut | self.may_fail | self.rig.poisoned:
                 self._check_end(handle)
         self._check_stats()
-        if self.rig.core._state.recorder is not None:
+        if self.rig.core._cell.recorder is not None:
             self._check_events()
 
     def _check_blamed(self, handle: int, error: TandemError) -> None:
@@ -332,7 +332,7 @@ class CoreWorld:
         assert len(rig.submitted) == stats.accepted_requests
         assert (len(rig.ended), len(rig.failed)) == (stats.finished_requests, stats.failed_requests)
         assert sum(map(len, rig.outputs.values())) == stats.output_tokens + rig.num_prior
-        counters = rig.core._state.counters
+        counters = rig.core._cell.counters
         num_in = sum(len(batch.swap_in_block) for batch in rig.batches)
         num_out = sum(len(batch.swap_out_block) for batch in rig.batches)
         assert (num_in, num_out) == (counters.swapped_in_blocks, counters.swapped_out_blocks)

@@ -16,8 +16,8 @@ from scheduler_svc.core.output import output_processor
 from scheduler_svc.core.queue.queue import WaitingQueue
 from scheduler_svc.core.request import request
 from scheduler_svc.core.request.options import PreemptionMode, VictimRule
-from scheduler_svc.core.slots import slots
-from scheduler_svc.core.state import state, suspects
+from scheduler_svc.core.slots import end_ids, slots
+from scheduler_svc.core.state import ends, replica, suspects
 from tandem.errors import InvalidLogits
 from tests.scheduler_svc.core.properties.random_walk import walk_all
 
@@ -43,15 +43,15 @@ def hand_out_a_block_twice(monkeypatch):
 
 def readmit_while_draining(monkeypatch):
     """A preempted request waits again at once, though results are under way."""
-    preempt = state.CoreState.preempt
+    preempt = replica.Replica.preempt
 
-    def preempt_at_once(core_state, slot, *detail):
-        victim = core_state.slots.request_of(slot)
-        preempt(core_state, slot, *detail)
+    def preempt_at_once(executor, slot, *detail):
+        victim = executor.slots.request_of(slot)
+        preempt(executor, slot, *detail)
         if victim.state is request.RequestState.DRAINING:
-            core_state.wait_again(victim)
+            executor.wait_again(victim)
 
-    monkeypatch.setattr(state.CoreState, "preempt", preempt_at_once)
+    monkeypatch.setattr(replica.Replica, "preempt", preempt_at_once)
 
 
 def drop_late_tokens(monkeypatch):
@@ -62,7 +62,7 @@ def drop_late_tokens(monkeypatch):
 def keep_running_past_the_end(monkeypatch):
     """No request ends by a token."""
     monkeypatch.setattr(
-        slots.EndIds,
+        end_ids.EndIds,
         "may_end",
         lambda _, tokens: np.zeros(len(tokens), np.bool_),
     )
@@ -108,8 +108,8 @@ def forget_the_budget(monkeypatch):
     """Prompts are computed whole, whatever the budget."""
 
     def add_chunk(batch_builder, slot):
-        table = batch_builder.state.slots
-        left = int(table.admitted[slot] - table.planned[slot])
+        table = batch_builder.replica.slots
+        left = int(table.admitted.known_len[slot] - table.planned[slot])
         batch_builder.prefills.append((slot, left, 1))
         table.set_decoding(slot, True)
         table.request_of(slot).move(request.RequestState.DECODE)
@@ -143,7 +143,7 @@ def forget_to_copy(monkeypatch):
     """Blocks that are to begin as copies are taken without one."""
 
     def copy(drafted, source, _destination):
-        drafted.state.pool.give_back(np.array([source], np.int32))
+        drafted.replica.kv.pool.give_back(np.array([source], np.int32))
 
     monkeypatch.setattr(batch_builder.BatchBuilder, "copy", copy)
 
@@ -155,7 +155,7 @@ def find_what_is_not_sent(monkeypatch):
     def note_and_index(cache, slot, *what):
         note_admitted(cache, slot, *what)
         planned = cache._slots.planned[slot]
-        cache._slots.planned[slot] = cache._slots.prompt_len[slot]
+        cache._slots.planned[slot] = cache._slots.admitted.prompt_len[slot]
         cache.index_sent(slot)
         cache._slots.planned[slot] = planned
 
@@ -165,8 +165,8 @@ def find_what_is_not_sent(monkeypatch):
 def fail_who_read_bad_rows(monkeypatch):
     """A request that shares KV with a bad row fails with it, without a new start or a retry."""
 
-    def fail(core_state, victim):
-        core_state.fail(victim, InvalidLogits("NaN"))
+    def fail(executor, victim):
+        ends.fail(executor, victim, InvalidLogits("NaN"))
 
     monkeypatch.setattr(output_processor, "distrust", lambda *_: None)
     monkeypatch.setattr(output_processor, "retry_alone", fail)
@@ -220,13 +220,13 @@ def try_several_steps_at_a_time(monkeypatch):
     """Trials run ahead like everything else."""
     planner_plan = planner.plan
 
-    def plan(core_state, now):
-        waiting, core_state.in_flight = core_state.in_flight, deque()
+    def plan(executor, now):
+        waiting, executor.in_flight = executor.in_flight, deque()
         try:
-            batch = planner_plan(core_state, now)
+            batch = planner_plan(executor, now)
         finally:
-            waiting.extend(core_state.in_flight)
-            core_state.in_flight = waiting
+            waiting.extend(executor.in_flight)
+            executor.in_flight = waiting
         return batch
 
     monkeypatch.setattr(scheduler, "plan", plan)

@@ -68,7 +68,7 @@ class TestGoingOn:
         assert WHOLE[:7] == rig.core.outputs(handle)
         assert [7] == [row.num_output_tokens for row in rig.core.list_requests()]
         rig.plan()
-        assert 12 == rig.core._state.slots.admitted[0]
+        assert 12 == rig.core._replica.slots.admitted.known_len[0]
         rig.run()
 
     def test_the_first_new_token_is_the_first(self):

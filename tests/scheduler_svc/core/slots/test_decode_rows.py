@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -17,11 +18,11 @@ from tandem_bench.scheduler.service import BLOCK_SIZE, BenchService
 
 COLUMNS = (
     "planned",
-    "applied",
-    "known",
-    "last_token_s",
-    "num_blocks",
-    "block_table",
+    "tokens.applied",
+    "tokens.known",
+    "tokens.last_token_s",
+    "blocks.num_blocks",
+    "blocks.table",
     "generation",
     "running",
     "decoding",
@@ -41,12 +42,12 @@ def service(window: int = 1, num_blocks: int = 1024, num_slots: int = 12) -> Ben
 
 
 def columns(slots: SlotTable) -> dict[str, list]:
-    return {name: getattr(slots, name).tolist() for name in COLUMNS}
+    return {name: attrgetter(name)(slots).tolist() for name in COLUMNS}
 
 
 def outputs(core: BenchService) -> dict[int, list[int]]:
-    state = core.core._state
-    return {handle: core.core.outputs(handle) for handle in state.by_handle}
+    replica = core.core._replica
+    return {handle: core.core.outputs(handle) for handle in replica.cell.requests._by_handle}
 
 
 def walk(bench: BenchService, seed: int, num_turns: int, *, looks: bool) -> list[tuple]:
@@ -57,13 +58,13 @@ def walk(bench: BenchService, seed: int, num_turns: int, *, looks: bool) -> list
         if turn % 100 == 0 or choose.random() < 0.02:
             bench.submit(bench.request(choose.randrange(1, 40), choose.randrange(2, 400)))
         if choose.random() < 0.01 and core.num_requests:
-            request_id = choose.choice(list(core._state.by_id))
+            request_id = choose.choice(list(core._cell.requests._by_id))
             core.end_request(request_id, FinishReason.CANCELLED, 1e-3)
         batch, _ = bench.turn()
         sent.append(() if batch is None else _summary(batch, core.state_hash))
         if looks:
             core.check_integrity()
-            columns(core._state.slots)
+            columns(core._replica.slots)
             outputs(bench)
     return sent
 
@@ -87,7 +88,7 @@ class TestLateColumns:
         sent = walk(watched, seed=3, num_turns=300, looks=True)
 
         assert sent == walk(alone, seed=3, num_turns=300, looks=False)
-        assert columns(watched.core._state.slots) == columns(alone.core._state.slots)
+        assert columns(watched.core._replica.slots) == columns(alone.core._replica.slots)
         assert outputs(watched) == outputs(alone)
         alone.core.check_integrity()
 
@@ -104,7 +105,7 @@ class TestLateColumns:
             bench.submit(bench.request(prompt_len, LONGEST - 20))
         for _ in range(3):
             bench.turn()
-        slots = bench.core._state.slots
+        slots = bench.core._replica.slots
         before = {handle: len(tokens) for handle, tokens in outputs(bench).items()}
         planned = slots.planned.copy()
         for _ in range(num_turns):
@@ -115,7 +116,7 @@ class TestLateColumns:
         }
         running = slots.running.nonzero()[0]
         assert (planned[running] + num_turns == slots.planned[running]).all()
-        assert (-(-slots.planned[running] // BLOCK_SIZE) == slots.num_blocks[running]).all()
+        assert (-(-slots.planned[running] // BLOCK_SIZE) == slots.blocks.num_blocks[running]).all()
         bench.core.check_integrity()
 
     def test_equal_steps_are_written_when_looked_at_or_many(self):
@@ -127,22 +128,22 @@ class TestLateColumns:
             bench.submit(bench.request(16 + prompt_len, LONGEST - 50))
         for _ in range(3):
             bench.turn()
-        slots = bench.core._state.slots
+        slots = bench.core._replica.slots
         late_tokens, late_blocks = [], []
-        assert slots.known.any()
-        assert slots.num_blocks.any()
+        assert slots.tokens.known.any()
+        assert slots.blocks.num_blocks.any()
         for _ in range(2 * MAX_LATE_BLOCKS + 1):
             bench.turn()
-            late_tokens.append(len(slots._tokens._late))
-            late_blocks.append(len(slots._blocks._late))
+            late_tokens.append(len(slots.tokens._late))
+            late_blocks.append(len(slots.blocks._late))
         expected = [number % MAX_LATE_TOKENS for number in range(1, len(late_tokens) + 1)]
         assert expected == late_tokens
         assert MAX_LATE_BLOCKS - 1 == max(late_blocks)
         assert 0 in late_blocks[1:]
-        before = slots._tokens._known.copy()
-        assert slots.known is slots._tokens._known
-        assert (slots.known != before).any()
-        assert not slots._tokens._late
+        before = slots.tokens._known.copy()
+        assert slots.tokens.known is slots.tokens._known
+        assert (slots.tokens.known != before).any()
+        assert not slots.tokens._late
 
     def test_full_tails_move_to_their_requests(self):
         """
@@ -152,11 +153,13 @@ class TestLateColumns:
         bench.submit(bench.request(4, LONGEST - 10))
         for _ in range(TAIL_LEN + 2 * MAX_LATE_TOKENS):
             bench.turn()
-        state = bench.core._state
-        request = state.slots.request_of(0)
-        assert 0 < state.slots.tail_len(0) <= TAIL_LEN
+        replica = bench.core._replica
+        request = replica.slots.request_of(0)
+        assert 0 < replica.slots.tokens.tail_len(0) <= TAIL_LEN
         assert TAIL_LEN - MAX_LATE_TOKENS < len(request.outputs) <= TAIL_LEN
-        assert int(state.slots.known[0]) == 4 + len(request.outputs) + state.slots.tail_len(0)
+        assert int(replica.slots.tokens.known[0]) == 4 + len(
+            request.outputs
+        ) + replica.slots.tokens.tail_len(0)
 
 
 class TestSharedColumns:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,16 +24,14 @@ AN_EOS = frozenset({99})
 
 def columns(generated, max_new, prompt=5, running=True):
     """Return slots of requests with so many outputs of so many allowed."""
-
-    class Columns:
-        prompt_len = np.full(len(generated), prompt, np.int32)
-        known = prompt_len + np.array(generated, np.int32)
-        stop_len = prompt_len + np.array(max_new, np.int32)
-
-    Columns.running = np.full(len(generated), running, np.bool_) & np.ones_like(
-        Columns.known, np.bool_
+    prompt_len = np.full(len(generated), prompt, np.int32)
+    known = prompt_len + np.array(generated, np.int32)
+    stop_len = prompt_len + np.array(max_new, np.int32)
+    return SimpleNamespace(
+        admitted=SimpleNamespace(prompt_len=prompt_len, stop_len=stop_len),
+        tokens=SimpleNamespace(known=known),
+        running=np.full(len(generated), running, np.bool_) & np.ones_like(known, np.bool_),
     )
-    return Columns
 
 
 class TestRatio:
@@ -294,7 +294,9 @@ class TestAdmission:
             assert not made
             rig.now += 1
             rig.deliver()
-        assert [late] == [int(rig.core._state.slots.handle[a.slot]) for a in rig.step().admits]
+        assert [late] == [
+            int(rig.core._replica.slots.admitted.handle[a.slot]) for a in rig.step().admits
+        ]
 
     def test_a_step_without_a_free_place_sums_nothing_up(self, monkeypatch):
         """

@@ -1,0 +1,76 @@
+"""State that belongs to requests, whichever executor computes them."""
+
+from __future__ import annotations
+
+from scheduler_svc.core.observe.latencies import Latencies
+from scheduler_svc.core.observe.request_events import EventKind, EventRecorder
+from scheduler_svc.core.observe.stats import Counters
+from scheduler_svc.core.observe.step_log import StepLog
+from scheduler_svc.core.queue.queue import WaitingQueue
+from scheduler_svc.core.queue.retry_advice import RetryAdvice
+from scheduler_svc.core.request.events import EventLog
+from scheduler_svc.core.request.options import CoreOptions
+from scheduler_svc.core.request.request import Request
+from scheduler_svc.core.state.live_requests import LiveRequests
+from scheduler_svc.core.state.suspects import Suspects
+
+
+class Cell:
+    """
+    One scheduler's requests, from acceptance to their ends.
+
+    Attributes:
+        options: Options of scheduling.
+        requests: All live requests.
+        queue: Those that wait. Each other one is in exactly one place of a `Replica`.
+        retry_advice: Advice for refused requests, from how fast requests end.
+        suspects: Requests that may be the cause of executor deaths.
+        events: Events and log lines for the code around the core.
+        counters: Numbers that only grow.
+        latencies: Histograms of the latencies that clients see.
+        step_log: Lines for operators about steps.
+        recorder: Recorder of events per request; None where no such events are asked for.
+        now_s: Time of the call that is being handled, for moves that are not given it.
+    """
+
+    __slots__ = (
+        "counters",
+        "events",
+        "latencies",
+        "now_s",
+        "options",
+        "queue",
+        "recorder",
+        "requests",
+        "retry_advice",
+        "step_log",
+        "suspects",
+    )
+
+    def __init__(self, options: CoreOptions) -> None:
+        self.options = options
+        self.requests = LiveRequests()
+        self.queue = WaitingQueue(options)
+        self.retry_advice = RetryAdvice()
+        self.suspects = Suspects()
+        self.events = EventLog()
+        self.counters = Counters()
+        self.latencies = Latencies()
+        self.step_log = StepLog()
+        self.recorder = EventRecorder.of(options)
+        self.now_s = 0.0
+
+    def accept(self, request: Request) -> None:
+        """Accept one choice of a checked request into the waiting queue."""
+        if not len(self.requests):
+            self.step_log.wake(request.new.arrival_s, self.counters.output_tokens)
+        self.requests.add(request)
+        self.queue.add(request, self.now_s)
+        self.counters.accepted += 1
+        if self.recorder is not None:
+            self.recorder.note(EventKind.ADD, request, request.new.arrival_s)
+
+    def note(self, kind: EventKind, request: Request, detail: str = "") -> None:
+        """Record an event of a request at the time of this call, if request events are kept."""
+        if self.recorder is not None:
+            self.recorder.note(kind, request, self.now_s, detail)

@@ -1,0 +1,103 @@
+"""Accepted requests that have not ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scheduler_svc.core.queue.keyed_heap import KeyedHeap
+from scheduler_svc.core.queue.tenants import TenantCounts
+from scheduler_svc.core.request.request import Request
+from tandem.errors import InternalError, RequestNotFound
+
+
+class LiveRequests:
+    """
+    Live choices of requests by handle and by request id, their deadlines, and counts per tenant.
+
+    A request is here from its acceptance to its end, wherever it waits or runs meanwhile.
+
+    Attributes:
+        tenants: Number of live choices of each tenant.
+    """
+
+    __slots__ = ("_by_handle", "_by_id", "_deadlines", "tenants")
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, list[Request]] = {}
+        self._by_handle: dict[int, Request] = {}
+        self._deadlines: KeyedHeap[Request] = KeyedHeap()
+        self.tenants = TenantCounts()
+
+    def __len__(self) -> int:
+        """Return the number of live choices."""
+        return len(self._by_handle)
+
+    def __iter__(self) -> Iterator[Request]:
+        """Yield the live choices, in order of acceptance."""
+        return iter(self._by_handle.values())
+
+    def __contains__(self, request_id: str) -> bool:
+        """Return True while any choice of a request is live."""
+        return request_id in self._by_id
+
+    def find(self, handle: int) -> Request | None:
+        """Return the live choice with this handle; None without one."""
+        return self._by_handle.get(handle)
+
+    def choices_of(self, request_id: str) -> list[Request]:
+        """
+        Return a request's live choices, in order, as a list that the caller may keep.
+
+        Raises:
+            RequestNotFound: No live request has this id.
+        """
+        choices = self._by_id.get(request_id)
+        if choices is None:
+            message = f"no live request has the id {request_id!r}: it may have ended already"
+            raise RequestNotFound(message, field="request_id")
+        return list(choices)
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """Time of the earliest deadline; None without any."""
+        top = self._deadlines.peek()
+        return None if top is None else top[0]
+
+    def expired(self, now: float) -> Request | None:
+        """Return the request with the earliest deadline if that is not after `now`, else None."""
+        top = self._deadlines.peek()
+        return None if top is None or top[0] > now else top[1]
+
+    def add(self, request: Request) -> None:
+        """Add one choice of a request, which gets to know its siblings by it."""
+        new = request.new
+        request.siblings = self._by_id.setdefault(new.request_id, request.siblings)
+        request.siblings.append(request)
+        self._by_handle[new.handle] = request
+        if new.deadline_s is not None:
+            self._deadlines.push(new.deadline_s, request.number, request)
+        self.tenants.add(new.tenant)
+
+    def remove(self, request: Request) -> None:
+        """Remove one choice, since it has ended."""
+        self._deadlines.discard(request.number)
+        self.tenants.remove(request.new.tenant)
+        request.siblings.remove(request)
+        if not request.siblings:
+            del self._by_id[request.new.request_id]
+        del self._by_handle[request.new.handle]
+
+    def check_integrity(self) -> None:
+        """
+        Compare the indexes with one another.
+
+        Raises:
+            InternalError: A request is missing from one of them.
+        """
+        self.tenants.check_integrity(request.new.tenant for request in self)
+        by_id = [request for choices in self._by_id.values() for request in choices]
+        if len(by_id) != len(self._by_handle):
+            raise InternalError("request ids and handles differ in number")
+        for request in by_id:
+            if request.siblings is not self._by_id[request.new.request_id]:
+                raise InternalError("a request does not know its siblings")

@@ -1,0 +1,185 @@
+"""State that belongs to one executor, and the moves of requests into and out of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+from scheduler_svc.core.kv_cache.kv_cache import KvCache
+from scheduler_svc.core.observe.request_events import EventKind
+from scheduler_svc.core.queue.keyed_heap import KeyedHeap
+from scheduler_svc.core.request.geometry import Limits
+from scheduler_svc.core.request.request import Request, RequestState
+from scheduler_svc.core.slots.planned_rows import PlannedRows
+from scheduler_svc.core.slots.slots import SlotTable
+from scheduler_svc.core.state.cell import Cell
+from scheduler_svc.core.state.new_token_ratio import NewTokenRatio
+from scheduler_svc.core.state.step_room import StepRoom
+from tandem.link.batch import KvMode
+
+
+@dataclass(slots=True)
+class Suspension:
+    """Mode in which steps are to be suspended, and the one sent to the executor; None for none."""
+
+    mode: KvMode | None = None
+    sent_mode: KvMode | None = None
+
+
+class Replica:
+    """
+    One executor as the core knows it. A live request of its cell is in the queue, or in exactly one
+    place here: in a slot, or in `draining`.
+
+    Attributes:
+        cell: The requests, shared by all replicas.
+        limits: Limits in force: what is configured and what this executor can do.
+        slots: Running requests, and slots that are yet to be released.
+        kv: KV memory.
+        in_flight: Batches and commands sent, without an applied result, oldest first.
+        draining: Preempted requests with results in flight, by the slot and generation that these
+            results carry.
+        paused: Slots that hold their blocks and are in no step until there is one more block for
+            each, in the order in which they were paused.
+        ratio: Share of the output still allowed that is expected to be produced.
+        room: Size of steps for which the executor turned out to have memory.
+        is_full: True when a request did not fit beside the running ones, so that none is admitted
+            until a running or waiting request is gone.
+        suspension: Suspension of steps that was asked for, and the one the executor was told of.
+        may_give_way: Running requests that may lose their slot to a better priority, worst first.
+    """
+
+    __slots__ = (
+        "cell",
+        "draining",
+        "in_flight",
+        "is_full",
+        "kv",
+        "limits",
+        "may_give_way",
+        "paused",
+        "ratio",
+        "room",
+        "slots",
+        "suspension",
+    )
+
+    def __init__(self, cell: Cell, limits: Limits) -> None:
+        self.cell = cell
+        self.limits = limits
+        self.slots = SlotTable(limits)
+        self.kv = KvCache(limits, cell.options, self.slots)
+        self.in_flight: deque[PlannedRows] = deque()
+        self.draining: dict[tuple[int, int], Request] = {}
+        self.paused: dict[int, None] = {}
+        self.ratio = NewTokenRatio(cell.options.schedule_conservativeness)
+        self.room = StepRoom()
+        self.is_full = False
+        self.suspension = Suspension()
+        self.may_give_way: KeyedHeap[Request] = KeyedHeap()
+
+    def under_pressure(self) -> bool:
+        """Return True while KV use is so high that no prompt may be admitted."""
+        return self.kv.pool.usage >= self.limits.memory_threshold
+
+    def note_full(self) -> None:
+        """
+        Note that a waiting request does not fit, so that none is admitted until a request is gone:
+        nothing else makes room, since running requests only take more blocks.
+        """
+        self.is_full = self.slots.num_running > 0
+
+    def pause(self, slot: int) -> None:
+        """Leave a decoding request out of every step until `unpause`."""
+        self.slots.set_decoding(slot, False)
+        self.paused[slot] = None
+        self.slots.request_of(slot).move(RequestState.PAUSED)
+
+    def unpause(self, slot: int) -> None:
+        """Resume decoding of a paused request."""
+        del self.paused[slot]
+        self.slots.set_decoding(slot, True)
+        self.slots.request_of(slot).move(RequestState.DECODE)
+
+    def preempt(self, slot: int, detail: str = "out of memory") -> None:
+        """
+        Preempt a running request: it loses its slot, and waits again once all its results in flight
+        were seen.
+        """
+        cell, request = self.cell, self.slots.request_of(slot)
+        kind = EventKind.EVICT if slot in self.paused else EventKind.RETRACT
+        self.vacate(slot)
+        if not self.kv.try_plan_swap(slot, request):
+            cell.counters.swap_fallbacks += 1
+        request.num_preemptions += 1
+        cell.counters.preemptions += 1
+        cell.note(kind, request, detail)
+        if request.applied == request.planned:
+            self.wait_again(request)
+        else:
+            request.move(RequestState.DRAINING)
+            self.draining[request.slot_key] = request
+
+    def wait_again(self, request: Request) -> None:
+        """Put a preempted request back in the waiting queue."""
+        self.draining.pop(request.slot_key, None)
+        request.move(RequestState.WAITING)
+        self.cell.queue.put_back(request, self.cell.now_s)
+
+    def vacate(self, slot: int) -> None:
+        """Take a slot away from its request; the slot is released in the next batch."""
+        self.is_full = False
+        self.paused.pop(slot, None)
+        self.may_give_way.discard(-self.slots.request_of(slot).number)
+        self.kv.prefix_cache.note_vacated(slot)
+        self.slots.vacate(slot)
+
+    def release(self, slot: int) -> None:
+        """Free a vacated slot and its blocks; the cached ones can be matched from now on."""
+        request, blocks = self.slots.forget(slot)
+        self.kv.prefix_cache.release(slot, request, blocks)
+
+    def drop(self, request: Request) -> None:
+        """Take an ending request out of its place here or in the queue."""
+        self.is_full = False
+        self.kv.host.discard(request.number)
+        if request.slot is not None:
+            self.vacate(request.slot)
+        elif request.state is RequestState.DRAINING:
+            del self.draining[request.slot_key]
+        else:
+            self.cell.queue.discard(request)
+
+    def request_at(self, slot: int, generation: int) -> Request | None:
+        """Return the live request that has results with this slot and generation, if any."""
+        key = slot, generation
+        if (draining := self.draining.get(key)) is not None:
+            return draining
+        holder = self.slots.holder(slot)
+        return holder if holder is not None and holder.slot_key == key else None
+
+    def start_over(self, limits: Limits) -> None:
+        """
+        Start over with an empty executor: requests that ran or drained wait again, in arrival
+        order, and keep their outputs.
+        """
+        cell, ran = self.cell, self.slots.running_requests()
+        lost = [*self.slots.planned[self.slots.running].tolist()]
+        lost += [request.planned for request in self.draining.values()]
+        cell.counters.recomputed_tokens += sum(lost)
+        for request in ran:
+            assert request.slot is not None
+            self.vacate(request.slot)
+            cell.note(EventKind.RETRACT, request, "executor lost")
+        for request in [*ran, *self.draining.values()]:
+            self.wait_again(request)
+        self.in_flight.clear()
+        for request in cell.requests:
+            request.kv_writers = frozenset()
+            if limits.block_size != self.limits.block_size:
+                request.digests.clear()
+                request.new = replace(request.new, block_digests=b"")
+        self.limits = limits
+        self.slots = SlotTable(limits)
+        self.kv = KvCache(limits, cell.options, self.slots, self.kv.prefix_cache.version + 1)
+        self.suspension.sent_mode = None
