@@ -232,7 +232,7 @@ class ExecutorSession:
         self._watch.begin_session()
         self._was_attached = False
         self._num_broken = self._num_in_vain = 0
-        self.counts.sessions += 1
+        self.counts.executor_sessions += 1
         self.address = event.address
         self.events.append(event)
 
@@ -285,7 +285,7 @@ class ExecutorSession:
         self.refusals.clear()
         self._problems.clear()
         self._num_broken = 0
-        self.counts.reattachments += self._was_attached
+        self.counts.executor_reattachments += self._was_attached
         self.counts.steps_sent_again += len(missing)
         self._was_attached = True
         _log.info(

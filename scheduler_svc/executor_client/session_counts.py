@@ -10,27 +10,27 @@ from tandem.link.session import LossCause
 @dataclass(slots=True, eq=False, kw_only=True)
 class SessionCounts:
     """
-    Counters that only grow; see tandem.admin.v1.GetStatsResponse.
+    Counters that only grow, named as their fields of tandem.admin.v1.GetStatsResponse.
 
     Attributes:
-        sessions: Number of sessions opened.
-        reattachments: Number of streams attached in place of a broken one.
-        losses: Number of sessions lost for any cause.
+        executor_sessions: Number of sessions opened.
+        executor_reattachments: Number of streams attached in place of a broken one.
+        executor_losses: Number of sessions lost for any cause.
         steps_sent_again: Number of steps that the executor had not received when a stream broke.
         state_hash_mismatches: Number of sessions lost because the two ends held different slot
             states; each is a bug.
-        fencings: Number of sessions lost to another scheduler.
+        executor_fencings: Number of sessions lost to another scheduler.
     """
 
-    sessions: int = 0
-    reattachments: int = 0
-    losses: int = 0
+    executor_sessions: int = 0
+    executor_reattachments: int = 0
+    executor_losses: int = 0
     steps_sent_again: int = 0
     state_hash_mismatches: int = 0
-    fencings: int = 0
+    executor_fencings: int = 0
 
     def note_loss(self, cause: LossCause) -> None:
         """Count a session that was lost."""
-        self.losses += 1
+        self.executor_losses += 1
         self.state_hash_mismatches += cause is LossCause.STATE_HASH
-        self.fencings += cause is LossCause.FENCED
+        self.executor_fencings += cause is LossCause.FENCED

@@ -122,7 +122,9 @@ class ExecutorFate:
             progressing=is_progressing,
             refusal=session.refusals.text,
             frontends_alive=state.frontends_alive,
-            blocked_by="" if is_computing or not session.counts.sessions else self._blocked_by(),
+            blocked_by=""
+            if is_computing or not session.counts.executor_sessions
+            else self._blocked_by(),
         )
         if availability == state.availability:
             return
@@ -146,7 +148,7 @@ class ExecutorFate:
             is_suspended=self._state.is_suspended,
             refusal=self._session.refusals.text,
             is_attached=self._session.is_attached,
-            num_sessions=self._session.counts.sessions,
+            num_sessions=self._session.counts.executor_sessions,
         )
 
     def _require_model(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import msgspec
 import structlog
@@ -240,12 +240,8 @@ class Queries:
         stats.uptime_s = now - self._state.started_s
         stats.schedule_policy = self._loaded.settings.core_options().schedule_policy.value
         stats.schedule_s = self._metrics.sum_s("schedule_time")
-        stats.executor_sessions = counts.sessions
-        stats.executor_reattachments = counts.reattachments
-        stats.executor_losses = counts.losses
-        stats.steps_sent_again = counts.steps_sent_again
-        stats.state_hash_mismatches = counts.state_hash_mismatches
-        stats.executor_fencings = counts.fencings
+        for counter in fields(counts):
+            setattr(stats, counter.name, getattr(counts, counter.name))
         stats.executor_address = self._session.address
         stats.executor_refusal = self._session.refusals.text
         stats.graph_steps = self._metrics.graph_steps

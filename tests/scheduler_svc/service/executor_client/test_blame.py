@@ -202,7 +202,7 @@ class TestUnheard:
         self.lose(bench, "moved")
         bench.link.boot("boot-2", address="fake:2")
         session = bench.loop._session
-        bench.until(lambda: session.counts.sessions == 2 and session.is_attached)
+        bench.until(lambda: session.counts.executor_sessions == 2 and session.is_attached)
         bench.link.post(PathFound(boot_id="boot-2", address="fake:1"))
         self.lose(bench, "silent")
         assert 1 == deaths_counted(bench)
@@ -235,12 +235,12 @@ class TestUnheard:
         self.lose(bench, "moved")
         bench.link.boot("boot-2", address="fake:2")
         session = bench.loop._session
-        bench.until(lambda: session.counts.sessions == 2 and session.is_attached)
+        bench.until(lambda: session.counts.executor_sessions == 2 and session.is_attached)
         assert 0 == deaths_counted(bench)
         bench.link.cut(Draining("stopping"))
         bench.link.is_up = False
         bench.turn()
         bench.link.boot(returns_as, address="fake:1")
-        bench.until(lambda: session.counts.sessions == 3)
+        bench.until(lambda: session.counts.executor_sessions == 3)
         assert num_deaths == deaths_counted(bench)
         assert_all_complete(bench, frontend)

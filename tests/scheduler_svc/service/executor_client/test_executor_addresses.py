@@ -94,7 +94,7 @@ class TestMoving:
         frontend = start(bench)
         first.kill()
         assert_all_complete(bench, frontend)
-        assert 2 == bench.loop._session.counts.sessions
+        assert 2 == bench.loop._session.counts.executor_sessions
 
     def test_work_moves_when_the_executor_drains(self, make_service, make_executor):
         """An executor that stops in good order hands over to the next address at once."""
@@ -114,7 +114,7 @@ class TestMoving:
         frontend = start(bench)
         for num_cuts in range(1, 4):
             first.cut()
-            bench.until(lambda n=num_cuts: bench.loop._session.counts.reattachments == n)
+            bench.until(lambda n=num_cuts: bench.loop._session.counts.executor_reattachments == n)
         assert_all_complete(bench, frontend)
         assert (1, 0) == (first.num_sessions, second.num_sessions)
 

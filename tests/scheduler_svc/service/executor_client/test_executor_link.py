@@ -186,7 +186,7 @@ class TestBreaking:
         frontend = start(bench)
         for num_cuts in range(1, 4):
             executor.cut()
-            bench.until(lambda n=num_cuts: bench.loop._session.counts.reattachments == n)
+            bench.until(lambda n=num_cuts: bench.loop._session.counts.executor_reattachments == n)
         assert_all_complete(bench, frontend)
         assert 1 == executor.num_sessions
         bench.until(lambda: not bench.loop._session._in_flight)
@@ -202,7 +202,7 @@ class TestBreaking:
             executor.kill()
             bench.until(lambda: not bench.loop._session.is_attached)
             executor = make_executor(boot_id=f"boot-{boot}")
-            bench.until(lambda b=boot: bench.loop._session.counts.sessions == b)
+            bench.until(lambda b=boot: bench.loop._session.counts.executor_sessions == b)
         assert_all_complete(bench, frontend)
         assert {} == frontend.failed
 
@@ -221,7 +221,7 @@ class TestBreaking:
         executor.garbage = b"\xff\xff\xff"
         assert_all_complete(bench, frontend)
         assert 1 == executor.num_sessions
-        assert 1 == bench.loop._session.counts.reattachments
+        assert 1 == bench.loop._session.counts.executor_reattachments
 
     def test_session_lost_by_the_executor_opens_a_new_one(self, bench, make_executor):
         """SESSION_LOST from the executor leads to a new session with the same requests."""

@@ -183,10 +183,10 @@ class TestOtherPath:
         bench = serve(first.address, second.address)
         frontend = start(bench)
         first.refuse()
-        bench.until(lambda: bench.loop._session.counts.reattachments == 1)
+        bench.until(lambda: bench.loop._session.counts.executor_reattachments == 1)
         first._proxy._target = tuple(_split(executor.address))
         second.refuse()
-        bench.until(lambda: bench.loop._session.counts.reattachments == 2)
+        bench.until(lambda: bench.loop._session.counts.executor_reattachments == 2)
         assert first.address == bench.loop._session.address
         assert 1 == executor.num_sessions
         assert {} == frontend.failed
