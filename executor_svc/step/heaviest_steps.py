@@ -12,11 +12,12 @@ from executor_svc.model.loader import LoadedModel
 from executor_svc.step.runner import ModelRunner
 from tandem.engine_config import EngineConfig
 from tandem.errors import OutOfMemory
-from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column, RowSampling
+from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column
+from tandem.sampling_params import SamplingParams
 
 _log = structlog.get_logger(__name__)
 
-_SAMPLING = RowSampling(temperature=1.0, top_k=0, top_p=0.9, seed=0)
+_SAMPLING = SamplingParams(temperature=1.0, top_k=0, top_p=0.9, seed=0)
 """Sampling with top_p, the sampler's longest path."""
 
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tandem.link.batch import ROW_SAMPLES, Admission, Batch, RowSampling
+from tandem.link.batch import ROW_SAMPLES, Admission, Batch
+from tandem.sampling_params import SamplingParams
 
 _PROMPT_LEN = 32
 _LONG_LEN = 65
@@ -21,7 +22,7 @@ queries (_LONG_LEN) and for few (_SHORT_LEN).
 _CUT_ROWS = (17, 65)
 """Numbers of rows from which compiled kernels divide the drawing of tokens differently."""
 
-_FILTERED = RowSampling(temperature=1.0, top_k=2, top_p=0.9, seed=0)
+_FILTERED = SamplingParams(temperature=1.0, top_k=2, top_p=0.9, seed=0)
 _EDITED = replace(_FILTERED, frequency_penalty=0.1, logit_bias=((0, 1.0),), logprobs=1)
 """One penalty stands for all: a kernel applies the three together."""
 
@@ -55,7 +56,7 @@ def warm_up_batches(
 
 
 def _sequence(
-    generation: int, longest: int, max_tokens: int, block_size: int, sampling: RowSampling
+    generation: int, longest: int, max_tokens: int, block_size: int, sampling: SamplingParams
 ) -> list[Batch]:
     """Make a prompt of up to `longest` tokens in slot 0 and, if there is room, a decode."""
     prompt_len = max(1, min(longest, max_tokens - 1))
@@ -68,7 +69,7 @@ def _sequence(
 
 
 def _admission(
-    slot: int, generation: int, prompt_len: int, blocks: Iterable[int], sampling: RowSampling
+    slot: int, generation: int, prompt_len: int, blocks: Iterable[int], sampling: SamplingParams
 ) -> Admission:
     return Admission(
         slot=slot,

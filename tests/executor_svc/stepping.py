@@ -12,9 +12,10 @@ import torch
 from executor_svc.memory.kv_memory import KvMemory
 from executor_svc.model.loader import load_model
 from executor_svc.step.runner import ModelRunner
-from tandem.link.batch import ROW_SAMPLES, Admission, Batch, RowSampling
+from tandem.link.batch import ROW_SAMPLES, Admission, Batch
+from tandem.sampling_params import SamplingParams
 
-GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
+GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 
 
 def int32(values: Iterable[int]) -> np.ndarray:
@@ -28,7 +29,7 @@ def admission(
     *,
     generation: int = 1,
     num_cached_tokens: int = 0,
-    sampling: RowSampling = GREEDY,
+    sampling: SamplingParams = GREEDY,
 ) -> Admission:
     return Admission(
         slot=slot,

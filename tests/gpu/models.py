@@ -13,16 +13,17 @@ from executor_svc.step.graphs.capture import GraphDevice
 from executor_svc.step.graphs.plan import GraphPlan
 from executor_svc.step.graphs.shapes import GraphShape
 from executor_svc.step.runner import ModelRunner
-from tandem.link.batch import Batch, RowSampling
+from tandem.link.batch import Batch
+from tandem.sampling_params import SamplingParams
 from tandem_bench.device.shapes import SHAPES
 from tandem_bench.model.random_model import random_model
 from tests.executor_svc.stepping import Row, admission, batch, random_tokens
 
 BLOCK_SIZE = 16
-GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
-NOISY = RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=5)
-FILTERED = RowSampling(temperature=0.9, top_k=30, top_p=0.9, seed=2**64 - 1, min_p=0.02)
-EDITED = RowSampling(
+GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed=0)
+NOISY = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=5)
+FILTERED = SamplingParams(temperature=0.9, top_k=30, top_p=0.9, seed=2**64 - 1, min_p=0.02)
+EDITED = SamplingParams(
     temperature=0.8,
     top_k=0,
     top_p=0.95,
@@ -34,7 +35,7 @@ EDITED = RowSampling(
     min_tokens=4,
     end_ids=(7,),
 )
-TOLD = RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=7, logprobs=3)
+TOLD = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=7, logprobs=3)
 
 
 def small_model(device: torch.device) -> ModelConfig:
@@ -84,7 +85,7 @@ def make_runner(
 
 def prompts(
     lengths: Sequence[int],
-    samplings: Sequence[RowSampling],
+    samplings: Sequence[SamplingParams],
     max_model_len: int,
     vocab_size: int,
 ) -> Batch:

@@ -14,15 +14,16 @@ from executor_svc.step.graphs.cuda import CudaGraphs
 from executor_svc.step.graphs.plan import GraphPlan
 from executor_svc.step.graphs.shapes import graph_shapes
 from executor_svc.step.static_step import Drawing
-from tandem.link.batch import KvMode, RowSampling
+from tandem.link.batch import KvMode
+from tandem.sampling_params import SamplingParams
 from tests.executor_svc.step.graphs.recorded import RecordedGraphs
 from tests.executor_svc.stepping import GREEDY, Bench, Row, admission, batch, random_tokens
 from tests.model_zoo import FAMILIES
 
 SAMPLING = (
     GREEDY,
-    RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=5),
-    RowSampling(temperature=0.8, top_k=20, top_p=0.9, seed=77),
+    SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=5),
+    SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=77),
 )
 
 MOST_ROWS = {"cpu": 3, "cuda": 256}

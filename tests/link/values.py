@@ -17,7 +17,6 @@ from tandem.link.batch import (
     Resume,
     RowError,
     RowErrorKind,
-    RowSampling,
     Step,
     StepFailed,
     StepResult,
@@ -26,8 +25,9 @@ from tandem.link.batch import (
 )
 from tandem.link.logprobs import LogprobColumns
 from tandem.link.session import Attach, Attached, Heartbeat, SchedulerId
+from tandem.sampling_params import SamplingParams
 
-GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
+GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 UINT64 = st.integers(0, 2**64 - 1)
 UINT32 = st.integers(0, 2**32 - 1)
 SLOT = st.integers(0, 2**31 - 1)
@@ -134,7 +134,7 @@ def admissions(draw: st.DrawFn) -> Admission:
         num_prompt_tokens=draw(UINT32),
         num_cached_tokens=draw(UINT32),
         block_ids=draw(columns(np.int32, draw(st.integers(0, 5)))),
-        sampling=RowSampling(
+        sampling=SamplingParams(
             temperature=draw(st.floats(0, 1e3, width=32)),
             top_k=draw(SLOT),
             top_p=draw(st.floats(2.0**-20, 1, width=32)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from tandem.link.batch import RowSampling
+from tandem.sampling_params import SamplingParams
 from tandem_embedded import GenerationParams
 
 OUTPUT_LEN = 64
@@ -52,7 +52,7 @@ class TruthRequest:
             logprobs=self.logprobs,
         )
 
-    def row_sampling(self, choice: int = 0) -> RowSampling:
+    def row_sampling(self, choice: int = 0) -> SamplingParams:
         """Return the sampling params for a core or a runner."""
         sampling = self.params.row_sampling(self.seed, self.stop_token_ids)
         return replace(sampling, choice=choice)

@@ -17,7 +17,8 @@ from scheduler_svc.core.request.request import FinishReason, NewRequest
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
 from tandem.errors import InternalError, TandemError
-from tandem.link.batch import Batch, RowSampling, StepResult
+from tandem.link.batch import Batch, StepResult
+from tandem.sampling_params import SamplingParams
 from tandem_simulator.audit import Audit
 from tandem_simulator.executor.executor_model import ExecutorModel
 from tandem_simulator.executor.model_tokens import EOS_ID, unlimited_outputs
@@ -164,7 +165,7 @@ class Simulation:
             handle=handle,
             prompt=ask.prompt,
             # The seed tells the modelled executor after how many tokens EOS comes.
-            sampling=RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=ask.output_len),
+            sampling=SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=ask.output_len),
             max_tokens=ask.max_tokens,
             arrival_s=ask.arrival_s,
             eos_token_ids=frozenset({EOS_ID}),

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tandem.errors import InternalError
-from tandem.link.batch import Int32Column, RowSampling
+from tandem.link.batch import Int32Column
+from tandem.sampling_params import SamplingParams
 
 
 class FinishReason(enum.IntEnum):
@@ -77,7 +78,7 @@ class NewRequest:
     request_id: str
     handle: int
     prompt: Int32Column
-    sampling: RowSampling
+    sampling: SamplingParams
     max_tokens: int
     arrival_s: float
     eos_token_ids: frozenset[int] = frozenset()

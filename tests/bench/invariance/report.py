@@ -22,7 +22,8 @@ from executor_svc.device.threads import use_threads
 from executor_svc.memory.kv_memory import KvMemory
 from executor_svc.model.loader import LoadedModel
 from executor_svc.step.runner import ModelRunner
-from tandem.link.batch import ROW_SAMPLES, Admission, Batch, RowSampling
+from tandem.link.batch import ROW_SAMPLES, Admission, Batch
+from tandem.sampling_params import SamplingParams
 from tandem_bench.device.shapes import SHAPES
 from tandem_bench.model.random_model import random_model
 from tandem_bench.model.steady_decode import measure_steps
@@ -132,7 +133,7 @@ def prompt_s(model: LoadedModel, *, batch_invariant: bool) -> float:
         num_prompt_tokens=PROMPT_LEN,
         num_cached_tokens=0,
         block_ids=np.arange(1, num_blocks + 1, dtype=np.int32),
-        sampling=RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0),
+        sampling=SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed=0),
     )
     step = Batch(
         admits=(admission,),

@@ -9,7 +9,8 @@ import pytest
 
 from scheduler_svc.core.request.geometry import ExecutorGeometry
 from tandem.errors import InvalidConfig
-from tandem.link.batch import ROW_SAMPLES, Admission, Batch, RowSampling
+from tandem.link.batch import ROW_SAMPLES, Admission, Batch
+from tandem.sampling_params import SamplingParams
 from tandem_simulator.executor.executor_model import ExecutorModel
 from tandem_simulator.executor.model_tokens import (
     EOS_ID,
@@ -38,7 +39,7 @@ def prefill(slot, start, tokens, blocks, *, cached=0, **changes):
     admission = Admission(
         slot=slot, generation=1, token_ids=tokens, num_prompt_tokens=len(tokens),
         num_cached_tokens=cached, block_ids=columns(*blocks),
-        sampling=RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=9),
+        sampling=SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=9),
     )  # fmt: skip
     values = {
         "admits": (admission,), "row_slot": columns(slot), "row_start": columns(start),

@@ -13,7 +13,7 @@ from executor_svc.step.decode_graphs import DecodeGraphs
 from executor_svc.step.graphs.plan import GraphPlan
 from executor_svc.step.static_step import DecodeStep, Drawing
 from tandem.errors import InvalidConfig, OutOfMemory
-from tandem.link.batch import RowSampling
+from tandem.sampling_params import SamplingParams
 from tests.executor_svc.step.graphs.recorded import RecordedGraphs
 from tests.executor_svc.stepping import GREEDY, Bench, Row, admission, batch, int32, random_tokens
 
@@ -22,8 +22,8 @@ Zoo = Callable[[str], Path]
 NUM_SLOTS = 6
 MAX_LEN = 64
 PROMPT_LENS = (3, 9, 4, 17, 8, 1)
-NOISY = RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=2**64 - 5)
-FILTERED = RowSampling(temperature=0.8, top_k=20, top_p=0.9, seed=77)
+NOISY = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=2**64 - 5)
+FILTERED = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=77)
 SAMPLING = {
     Drawing.PLAIN: (GREEDY, NOISY, NOISY, GREEDY, NOISY, GREEDY),
     Drawing.FILTERED: (GREEDY, NOISY, FILTERED, FILTERED, NOISY, FILTERED),

@@ -14,7 +14,8 @@ from executor_svc.memory.kv_memory import KvMemory
 from executor_svc.model.loader import load_model
 from executor_svc.step.runner import ModelRunner
 from tandem.errors import SessionLost
-from tandem.link.batch import KvMode, RowErrorKind, RowSampling, StepResult
+from tandem.link.batch import KvMode, RowErrorKind, StepResult
+from tandem.sampling_params import SamplingParams
 from tests.executor_svc.stepping import (
     Bench,
     Row,
@@ -28,7 +29,7 @@ from tests.model_zoo import VOCAB_SIZE
 
 Zoo = Callable[[str], Path]
 
-NOISY = RowSampling(temperature=1.0, top_k=0, top_p=0.95, seed=2**64 - 5)
+NOISY = SamplingParams(temperature=1.0, top_k=0, top_p=0.95, seed=2**64 - 5)
 TOLERANCE = 1e-4
 """Room for float32 sums in another order, 1e-6 per unit of logit; logits here reach about 10."""
 
@@ -55,7 +56,9 @@ def decode(
     return found
 
 
-def generate(bench: Bench, prompt: list[int], num_tokens: int, sampling: RowSampling) -> list[int]:
+def generate(
+    bench: Bench, prompt: list[int], num_tokens: int, sampling: SamplingParams
+) -> list[int]:
     """Return the tokens of one request alone in slot 0, with blocks for all of them."""
     blocks = bench.take_blocks(len(prompt) + num_tokens)
     admit = admission(0, prompt, blocks, sampling=sampling)

@@ -11,7 +11,8 @@ import pytest
 
 from executor_svc.step.graphs.plan import GraphPlan
 from tandem.errors import InvalidConfig, SessionLost
-from tandem.link.batch import KvMode, RowSampling
+from tandem.link.batch import KvMode
+from tandem.sampling_params import SamplingParams
 from tests.executor_svc.step.graphs.recorded import RecordedGraphs
 from tests.executor_svc.step.graphs.recording import GraphChanged
 from tests.executor_svc.step.test_static_step import (
@@ -73,7 +74,7 @@ class Twins:
             bench.runner.reset()
         self.traffic = Traffic(self.eager.block_ids)
 
-    def join(self, *samplings: RowSampling):
+    def join(self, *samplings: SamplingParams):
         """Admit one sequence after another, each with its own length; no graph runs."""
         first = len(self.traffic.length)
         for slot, sampling in enumerate(samplings, start=first):

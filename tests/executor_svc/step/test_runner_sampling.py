@@ -13,7 +13,8 @@ import torch
 from executor_svc.slots.sampling import SlotSampling
 from executor_svc.slots.tokens import SlotTokens
 from kernels.sampling import reference
-from tandem.link.batch import RowSampling, StepResult
+from tandem.link.batch import StepResult
+from tandem.sampling_params import SamplingParams
 from tests.executor_svc.stepping import (
     GREEDY,
     Bench,
@@ -48,7 +49,7 @@ def tokens_of(result: StepResult) -> dict[int, int]:
 def generate(
     bench: Bench,
     prompt: list[int],
-    sampling: RowSampling,
+    sampling: SamplingParams,
     num_tokens: int,
     *,
     outputs: list[int] | None = None,
@@ -115,7 +116,7 @@ class TestPenalties:
     @pytest.mark.parametrize("sampling", [PENALISED, SEEDED], ids=["greedy", "seeded"])
     @pytest.mark.parametrize("kept", [1, 7])
     def test_admission_with_outputs_goes_on_as_if_nothing_had_happened(
-        self, zoo: Zoo, bench: Bench, sampling: RowSampling, kept: int
+        self, zoo: Zoo, bench: Bench, sampling: SamplingParams, kept: int
     ):
         """
         A request that was preempted, and comes back with its outputs into another slot, gets the tokens it would have
@@ -232,7 +233,7 @@ class TestLogprobs:
 
 
 class TestSlots:
-    def build(self, admits: dict[int, RowSampling]) -> tuple[SlotSampling, SlotTokens]:
+    def build(self, admits: dict[int, SamplingParams]) -> tuple[SlotSampling, SlotTokens]:
 
         sampling = SlotSampling(8, 50)
         tokens = SlotTokens(8, 64, 50, torch.device("cpu"))

@@ -14,7 +14,8 @@ import torch
 
 from executor_svc.memory.decode_bytes import RING_LINES
 from executor_svc.step.static_step import DecodeStep, Drawing
-from tandem.link.batch import Batch, RowSampling, StepResult
+from tandem.link.batch import Batch, StepResult
+from tandem.sampling_params import SamplingParams
 from tests.executor_svc.stepping import GREEDY, Bench, Row, admission, batch, random_tokens
 
 Zoo = Callable[[str], Path]
@@ -23,10 +24,10 @@ NUM_SLOTS = 6
 BLOCK_SIZE = 7
 TOLERANCE = 1e-4
 """Room for float32 sums in another order, 1e-6 per unit of logit; logits here reach about 10."""
-NOISY = RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=5)
-FILTERED = RowSampling(temperature=0.9, top_k=30, top_p=0.9, seed=2**64 - 1, min_p=0.02)
-PENALISED = RowSampling(temperature=0.8, top_k=0, top_p=1.0, seed=9, repetition_penalty=1.4)
-TOLD = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, logprobs=3)
+NOISY = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=5)
+FILTERED = SamplingParams(temperature=0.9, top_k=30, top_p=0.9, seed=2**64 - 1, min_p=0.02)
+PENALISED = SamplingParams(temperature=0.8, top_k=0, top_p=1.0, seed=9, repetition_penalty=1.4)
+TOLD = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed=0, logprobs=3)
 
 
 def twins(directory: Path, **options: object) -> tuple[Bench, Bench]:
@@ -64,7 +65,7 @@ class Traffic:
         del self.length[slot]
         self._released.append(slot)
 
-    def join(self, slot: int, prompt_len: int, sampling: RowSampling) -> Batch:
+    def join(self, slot: int, prompt_len: int, sampling: SamplingParams) -> Batch:
         """Return a batch in which all running rows decode and a new one computes its prompt."""
         self.generation[slot] += 1
         decodes = [Row(each, self.length[each]) for each in self.order()]
@@ -104,7 +105,7 @@ class Traffic:
         return batch(*rows, releases=released, **parts)
 
 
-def joins_and_leaves(block_ids: list[int], samplings: list[RowSampling]) -> Iterator[Batch]:
+def joins_and_leaves(block_ids: list[int], samplings: list[SamplingParams]) -> Iterator[Batch]:
     """
     Yield batches: rows come at the end and in the middle, leave from the middle, change places and
     slots.
@@ -147,7 +148,7 @@ class TestTokens:
         ],
     )
     def test_rows_that_come_and_go_get_the_tokens_of_other_steps(
-        self, zoo: Zoo, family: str, samplings: list[RowSampling]
+        self, zoo: Zoo, family: str, samplings: list[SamplingParams]
     ):
         """
         Each row gets the tokens that steps with their own inputs give it, whatever rows join, leave

@@ -9,7 +9,7 @@ import torch
 
 from executor_svc.step.graphs.plan import GraphPlan
 from executor_svc.step.graphs.shapes import GraphShape
-from tandem.link.batch import RowSampling
+from tandem.sampling_params import SamplingParams
 from tests.executor_svc.stepping import Bench, Row, admission, batch, forward_logits, random_tokens
 from tests.kernels.triton.test_whole_models import Repeated, everything_on_triton
 from tests.model_zoo import FAMILIES
@@ -56,7 +56,7 @@ NUM_DECODES = 1
 LENGTHS = (20, 3)
 """Lengths of prompts; the first has more keys than any tile of float32 holds."""
 
-NOISY = RowSampling(temperature=1.0, top_k=20, top_p=0.9, seed=3)
+NOISY = SamplingParams(temperature=1.0, top_k=20, top_p=0.9, seed=3)
 
 
 def generated(

@@ -15,7 +15,8 @@ from executor_svc.step.graphs.plan import GraphPlan
 from executor_svc.step.graphs.shapes import GraphShape
 from kernels import dispatch
 from kernels.paged_attention import triton_decode
-from tandem.link.batch import Batch, RowSampling
+from tandem.link.batch import Batch
+from tandem.sampling_params import SamplingParams
 from tests.executor_svc.stepping import (
     GREEDY,
     Bench,
@@ -34,8 +35,8 @@ LENGTHS = (29, 3, 12)
 NUM_DECODES = 3
 SAMPLING = (
     GREEDY,
-    RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=3),
-    RowSampling(
+    SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=3),
+    SamplingParams(
         temperature=0.8, top_k=40, top_p=0.9, seed=2**63, min_p=0.01, repetition_penalty=1.3
     ),
 )
@@ -90,7 +91,7 @@ def everything_on_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
 def chunk_then_decode(
     directory: Path,
     run: Run,
-    samplings: Sequence[RowSampling] = SAMPLING,
+    samplings: Sequence[SamplingParams] = SAMPLING,
     static_rows: int = 0,
     graph_plan: GraphPlan | None = None,
 ) -> list[object]:

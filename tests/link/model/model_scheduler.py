@@ -7,21 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tandem.link.batch import (
-    Admission,
-    Batch,
-    Command,
-    KvMode,
-    Resume,
-    RowSampling,
-    StepResult,
-    Suspend,
-)
+from tandem.link.batch import Admission, Batch, Command, KvMode, Resume, StepResult, Suspend
 from tandem.link.scheduler_end import SchedulerEnd
 from tandem.link.slots.state_hash import StateHash, block_terms, generation_term, length_key
+from tandem.sampling_params import SamplingParams
 from tests.link.model.model_requests import ModelRequest, Place
 
-SAMPLING = RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=5)
+SAMPLING = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=5)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from scheduler_svc.core.request.options import CoreOptions, StepPriority
 from scheduler_svc.core.request.request import NewRequest, RequestState
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
-from tandem.link.batch import Admission, Batch, RowSampling, StepResult
+from tandem.link.batch import Admission, Batch, StepResult
+from tandem.sampling_params import SamplingParams
 from tests.scheduler_svc.core.batch_rules import BatchRules
 from tests.scheduler_svc.core.fake_executor import (
     FakeExecutor,
@@ -24,7 +25,7 @@ from tests.scheduler_svc.core.fake_executor import (
 )
 from tests.scheduler_svc.core.killing import Deaths
 
-GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
+GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 
 
 def geometry_of(

@@ -15,7 +15,8 @@ from executor_svc.model.loader import LoadedModel
 from executor_svc.step.graphs.capture import GraphDevice
 from executor_svc.step.graphs.plan import GraphPlan
 from executor_svc.step.runner import ModelRunner
-from tandem.link.batch import ROW_SAMPLES, Admission, Batch, RowSampling, StepResult
+from tandem.link.batch import ROW_SAMPLES, Admission, Batch, StepResult
+from tandem.sampling_params import SamplingParams
 from tandem_bench.model.random_model import random_kv
 
 WARM_UP_STEPS = 3
@@ -24,7 +25,7 @@ MAX_STEPS = 256
 _IN_FLIGHT = 2
 """Steps in flight on a GPU, which works by itself."""
 
-_GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
+_GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,10 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.ipc.messages import CoreMessage, encode
 from scheduler_svc.service.publisher import Publisher, handle_of
 from tandem.engine_config import EngineConfig
-from tandem.link.batch import ROW_SAMPLES, Batch, Int32Column, RowSampling, StepResult
+from tandem.link.batch import ROW_SAMPLES, Batch, Int32Column, StepResult
 from tandem.link.scheduler_end import SchedulerEnd
 from tandem.link.session import Attached
+from tandem.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
 VOCAB_SIZE = 128_256
@@ -32,7 +33,7 @@ _BOOT_ID = "bench"
 _NUM_DRAWN = 64
 _FRONTEND = 1
 _DEADLINE_S = 1e6
-_SAMPLING = RowSampling(temperature=1.0, top_k=0, top_p=0.9, seed=0)
+_SAMPLING = SamplingParams(temperature=1.0, top_k=0, top_p=0.9, seed=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scheduler_svc.core.request.geometry import ExecutorGeometry
-from tandem.link.batch import (
-    ROW_SAMPLES,
-    Batch,
-    RowError,
-    RowErrorKind,
-    RowSampling,
-    StepResult,
-)
+from tandem.link.batch import ROW_SAMPLES, Batch, RowError, RowErrorKind, StepResult
 from tandem.link.slots.slot_state import SlotState
+from tandem.sampling_params import SamplingParams
 from tandem_embedded.errors import ValidationError
 
 
@@ -52,7 +46,7 @@ class ExecutionBatch:
     block_tables: list[list[int]] = field(default_factory=list)
     is_prefill: list[bool] = field(default_factory=list)
     samples: list[bool] = field(default_factory=list)
-    sampling: list[RowSampling] = field(default_factory=list)
+    sampling: list[SamplingParams] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     delta: Batch | None = None
 
@@ -118,7 +112,7 @@ class BatchReader:
         self._name = name
         self._tokens: dict[int, list[int]] = {}
         self._num_admitted: dict[int, int] = {}
-        self._sampling: dict[int, RowSampling] = {}
+        self._sampling: dict[int, SamplingParams] = {}
 
     @property
     def state_hash(self) -> int:

@@ -19,7 +19,6 @@ Int32Column: TypeAlias = NDArray[np.int32]
 UInt32Column: TypeAlias = NDArray[np.uint32]
 UInt8Column: TypeAlias = NDArray[np.uint8]
 Float32Column: TypeAlias = NDArray[np.float32]
-RowSampling: TypeAlias = SamplingParams
 
 ROW_SAMPLES = np.uint8(1)
 """Row flag: sample the token that follows the row's last computed position."""
@@ -54,7 +53,7 @@ class Admission:
     num_prompt_tokens: int
     num_cached_tokens: int
     block_ids: Int32Column
-    sampling: RowSampling
+    sampling: SamplingParams
 
 
 @dataclass(slots=True, kw_only=True)  # values too, but freezing would triple their making
