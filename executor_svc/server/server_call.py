@@ -31,7 +31,6 @@ class ServerCall:
     def __init__(self, context: grpc.ServicerContext) -> None:
         self._call: Any = context._rpc_event.call  # type: ignore[attr-defined]  # noqa: SLF001  # see class
         self._on_message: Callable[[bytes | None], bool] = lambda _: False
-        self._on_sent: Callable[[], None] = lambda: None
 
     def receive(self, on_message: Callable[[bytes | None], bool]) -> None:
         """

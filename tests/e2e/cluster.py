@@ -259,8 +259,3 @@ class Cluster:
     def _name(self, service: str) -> str:
         self._num_started += 1
         return f"{self._num_started}-{service}"
-
-
-def interrupt(process: subprocess.Popen[str]) -> None:
-    """Send Ctrl-C to one process."""
-    process.send_signal(signal.SIGINT)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 
@@ -25,9 +23,9 @@ from tandem_client.admin_requests import (
     list_from_proto,
 )
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS, ChannelOptions
-from tandem_client.client import call_with_retry
+from tandem_client.client import Connection
 from tandem_client.profile import Profile, ProfileProgress, collect, request_of
-from tandem_client.retry import RetryPolicy, UnaryRetries
+from tandem_client.retry import RetryPolicy
 
 Stats = GetStatsResponse
 """One snapshot of a server: every field of the message, by name."""
@@ -42,7 +40,7 @@ class Setting:
     source: str
 
 
-class AdminClient:
+class AdminClient(Connection):
     """A connection to the admin port of one Tandem server; safe to share between threads."""
 
     def __init__(
@@ -61,10 +59,7 @@ class AdminClient:
         Raises:
             InvalidConfig: `address` is not the address of a server.
         """
-        self.address = address
-        self._retry = RetryPolicy() if retry is None else retry
-        self._options = ChannelOptions() if options is None else options
-        self._channel = self._options.open(address)
+        super().__init__(address, retry, options)
         self._stub = admin_grpc.AdminServiceStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 
     def stats(self, *, deadline_s: float | None = None) -> Stats:
@@ -209,26 +204,6 @@ class AdminClient:
             raise from_rpc_error(failure) from None
         finally:
             call.cancel()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _unary(self, method: Any, request: Any, deadline_s: float | None) -> Any:
-        deadline = None if deadline_s is None else time.monotonic() + deadline_s
-        retries = UnaryRetries(self._retry)
-        return call_with_retry(method, request, retries, deadline, self._options.metadata)
 
 
 def is_serving(

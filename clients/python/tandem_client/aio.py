@@ -24,7 +24,7 @@ from tandem_client.params import GenerateOptions
 from tandem_client.request import build_request
 from tandem_client.resume import with_key
 from tandem_client.retry import RetryPolicy, UnaryRetries
-from tandem_client.stream import remaining_s, within
+from tandem_client.stream import deadline_after, remaining_s, within
 
 Answer = TypeVar("Answer")
 
@@ -61,7 +61,7 @@ class AsyncClient:
     ) -> AsyncGenerationStream:
         """Stream one completion; arguments and errors as in `Client.generate`."""
         request = build_request(prompt, options)
-        return AsyncGenerationStream(self._start, request, self._retry, _deadline(deadline_s))
+        return AsyncGenerationStream(self._start, request, self._retry, deadline_after(deadline_s))
 
     async def complete(
         self,
@@ -120,37 +120,23 @@ class AsyncClient:
 
     async def _unary(
         self,
-        method: Callable[..., Awaitable[Any]],
+        method: Callable[..., Awaitable[Answer]],
         request: Any,
-        deadline_s: float | None,
+        limit_s: float | None,
         *,
         is_patient: bool = False,
-    ) -> Any:
+    ) -> Answer:
+        """Call a unary method until it succeeds; raise the first failure that is final."""
         retries = UnaryRetries(self._retry, is_patient=is_patient)
-        return await call_with_retry(
-            method, request, retries, _deadline(deadline_s), self._options.metadata
-        )
-
-
-async def call_with_retry(
-    method: Callable[..., Awaitable[Answer]],
-    request: Any,
-    retries: UnaryRetries,
-    deadline_s: float | None,
-    metadata: tuple[tuple[str, str], ...],
-) -> Answer:
-    """Call a unary method until it succeeds; raise the first failure that is final."""
-    while True:
-        timeout_s = remaining_s(deadline_s, time.monotonic())
-        try:
-            return await method(request, timeout=timeout_s, metadata=metadata)
-        except grpc.RpcError as failure:
-            error = from_rpc_error(failure)
-            delay = retries.delay_s(error, time.monotonic(), random.random())  # noqa: S311  # jitter
-            if delay is None:
-                raise error from None
-        await asyncio.sleep(within(delay, deadline_s, time.monotonic()))
-
-
-def _deadline(limit_s: float | None) -> float | None:
-    return None if limit_s is None else time.monotonic() + limit_s
+        deadline_s = deadline_after(limit_s)
+        while True:
+            timeout_s = remaining_s(deadline_s, time.monotonic())
+            try:
+                return await method(request, timeout=timeout_s, metadata=self._options.metadata)
+            except grpc.RpcError as failure:
+                error = from_rpc_error(failure)
+                jitter = random.random()  # noqa: S311  # not a secret
+                delay = retries.delay_s(error, time.monotonic(), jitter)
+                if delay is None:
+                    raise error from None
+            await asyncio.sleep(within(delay, deadline_s, time.monotonic()))

@@ -16,22 +16,16 @@ import grpc
 from tandem.errors import InternalError
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.status import from_rpc_error
-from tandem_client.events import Delta, Done, Event, Finished, Started
-from tandem_client.resume import ResumableStream
+from tandem_client.events import Delta, Event
+from tandem_client.resume import ResumableStream, SeenEvents
 from tandem_client.retry import RetryPolicy
 from tandem_client.stream import StartCall, remaining_s, within
 
 
-class AsyncGenerationStream:
+class AsyncGenerationStream(SeenEvents):
     """
     A stream like `GenerationStream`, for `async for`. Cancelling the task that iterates cancels the
     request.
-
-    Attributes:
-        started: Acceptance of the request; None before it arrives.
-        finished: End of choice 0; None before it ends.
-        finished_choices: Ends of the choices that ended, by choice number.
-        done: Usage and timings; None before the last event.
     """
 
     def __init__(
@@ -41,9 +35,7 @@ class AsyncGenerationStream:
         policy: RetryPolicy,
         deadline_s: float | None,
     ) -> None:
-        self.started: Started | None = None
-        self.finished_choices: dict[int, Finished] = {}
-        self.done: Done | None = None
+        super().__init__()
         self._start_call = start_call
         key = secrets.token_hex(16)
         self._state = ResumableStream(request, policy, time.monotonic(), idempotency_key=key)
@@ -52,11 +44,6 @@ class AsyncGenerationStream:
         self._closed = asyncio.Event()
         self._call: Any = None
         self._events = self._run()
-
-    @property
-    def finished(self) -> Finished | None:
-        """End of choice 0; None before it ends."""
-        return self.finished_choices.get(0)
 
     @property
     async def text(self) -> AsyncIterator[str]:
@@ -76,13 +63,7 @@ class AsyncGenerationStream:
 
     async def __anext__(self) -> Event:
         event = await anext(self._events)
-        match event:
-            case Started():
-                self.started = event
-            case Finished():
-                self.finished_choices[event.choice] = event
-            case Done():
-                self.done = event
+        self._note(event)
         return event
 
     async def __aenter__(self) -> Self:

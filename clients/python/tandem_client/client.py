@@ -20,12 +20,67 @@ from tandem_client.params import GenerateOptions
 from tandem_client.request import build_request
 from tandem_client.resume import with_key
 from tandem_client.retry import RetryPolicy, UnaryRetries
-from tandem_client.stream import GenerationStream, remaining_s, within
+from tandem_client.stream import GenerationStream, deadline_after, remaining_s, within
 
 Answer = TypeVar("Answer")
 
 
-class Client:
+class Connection:
+    """
+    Connection to one port of a server, for threads; leaving its `with` closes it.
+
+    Attributes:
+        address: Address as it was given.
+    """
+
+    def __init__(
+        self, address: str, retry: RetryPolicy | None, options: ChannelOptions | None
+    ) -> None:
+        self.address = address
+        self._retry = RetryPolicy() if retry is None else retry
+        self._options = ChannelOptions() if options is None else options
+        self._channel = self._options.open(address)
+
+    def close(self) -> None:
+        """Close the connection; running calls are cancelled."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _unary(
+        self,
+        method: Callable[..., Answer],
+        request: Any,
+        limit_s: float | None,
+        *,
+        is_patient: bool = False,
+    ) -> Answer:
+        """Call a unary method until it succeeds; raise the first failure that is final."""
+        retries = UnaryRetries(self._retry, is_patient=is_patient)
+        deadline_s = deadline_after(limit_s)
+        while True:
+            timeout_s = remaining_s(deadline_s, time.monotonic())
+            try:
+                return method(request, timeout=timeout_s, metadata=self._options.metadata)
+            except grpc.RpcError as failure:
+                error = from_rpc_error(failure)
+                jitter = random.random()  # noqa: S311  # not a secret
+                delay = retries.delay_s(error, time.monotonic(), jitter)
+                if delay is None:
+                    raise error from None
+            time.sleep(within(delay, deadline_s, time.monotonic()))
+
+
+class Client(Connection):
     """
     A connection to one Tandem server; safe to share between threads. Every failure is a
     `tandem.errors.TandemError`, which can be matched by class or by `reason`.
@@ -52,10 +107,7 @@ class Client:
         Raises:
             InvalidConfig: `address` is not the address of a server.
         """
-        self.address = address
-        self._retry = RetryPolicy() if retry is None else retry
-        self._options = ChannelOptions() if options is None else options
-        self._channel = self._options.open(address)
+        super().__init__(address, retry, options)
         self._stub = inference_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 
     def generate(
@@ -82,7 +134,7 @@ class Client:
             TypeError: An option has an unknown name; raised at once.
         """
         request = build_request(prompt, options)
-        return GenerationStream(self._start, request, self._retry, _deadline(deadline_s))
+        return GenerationStream(self._start, request, self._retry, deadline_after(deadline_s))
 
     def complete(
         self,
@@ -112,57 +164,5 @@ class Client:
         request = inference.GetModelRequest()
         return model_from_proto(self._unary(self._stub.GetModel, request, deadline_s))
 
-    def close(self) -> None:
-        """Close the connection; running calls are cancelled."""
-        self._channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _start(self, request: inference.GenerateRequest, timeout_s: float | None) -> Any:
         return self._stub.Generate(request, timeout=timeout_s, metadata=self._options.metadata)
-
-    def _unary(
-        self,
-        method: Callable[..., Answer],
-        request: Any,
-        deadline_s: float | None,
-        *,
-        is_patient: bool = False,
-    ) -> Answer:
-        retries = UnaryRetries(self._retry, is_patient=is_patient)
-        return call_with_retry(
-            method, request, retries, _deadline(deadline_s), self._options.metadata
-        )
-
-
-def call_with_retry(
-    method: Callable[..., Answer],
-    request: Any,
-    retries: UnaryRetries,
-    deadline_s: float | None,
-    metadata: tuple[tuple[str, str], ...],
-) -> Answer:
-    """Call a unary method until it succeeds; raise the first failure that is final."""
-    while True:
-        timeout_s = remaining_s(deadline_s, time.monotonic())
-        try:
-            return method(request, timeout=timeout_s, metadata=metadata)
-        except grpc.RpcError as failure:
-            error = from_rpc_error(failure)
-            delay = retries.delay_s(error, time.monotonic(), random.random())  # noqa: S311  # jitter
-            if delay is None:
-                raise error from None
-        time.sleep(within(delay, deadline_s, time.monotonic()))
-
-
-def _deadline(limit_s: float | None) -> float | None:
-    return None if limit_s is None else time.monotonic() + limit_s

@@ -15,12 +15,17 @@ import grpc
 from tandem.errors import InternalError
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.status import CallCancelled, from_rpc_error
-from tandem_client.events import Delta, Done, Event, Finished, Started
-from tandem_client.resume import ResumableStream
+from tandem_client.events import Delta, Event
+from tandem_client.resume import ResumableStream, SeenEvents
 from tandem_client.retry import RetryPolicy
 
 StartCall = Callable[[inference.GenerateRequest, float | None], Any]
 """Function that starts a Generate call with a time-out in seconds and returns gRPC's iterator."""
+
+
+def deadline_after(limit_s: float | None) -> float | None:
+    """Return the time on the monotonic clock at which a limit that begins now has passed."""
+    return None if limit_s is None else time.monotonic() + limit_s
 
 
 def remaining_s(deadline_s: float | None, now: float) -> float | None:
@@ -45,16 +50,10 @@ def within(wait_s: float, deadline_s: float | None, now: float) -> float:
     return wait_s if deadline_s is None else min(wait_s, max(0.0, deadline_s - now))
 
 
-class GenerationStream:
+class GenerationStream(SeenEvents):
     """
     Iterator over the events of a completion, or over its text with `text`; both consume the same
     stream. Closing it (or leaving its `with`) cancels the request on the server.
-
-    Attributes:
-        started: Acceptance of the request; None before it arrives.
-        finished: End of choice 0; None before it ends.
-        finished_choices: Ends of the choices that ended, by choice number.
-        done: Usage and timings; None before the last event.
     """
 
     def __init__(
@@ -64,9 +63,7 @@ class GenerationStream:
         policy: RetryPolicy,
         deadline_s: float | None,
     ) -> None:
-        self.started: Started | None = None
-        self.finished_choices: dict[int, Finished] = {}
-        self.done: Done | None = None
+        super().__init__()
         self._start_call = start_call
         key = secrets.token_hex(16)
         self._state = ResumableStream(request, policy, time.monotonic(), idempotency_key=key)
@@ -75,11 +72,6 @@ class GenerationStream:
         self._closed = threading.Event()
         self._call: Any = None
         self._events = self._run()
-
-    @property
-    def finished(self) -> Finished | None:
-        """End of choice 0; None before it ends."""
-        return self.finished_choices.get(0)
 
     @property
     def text(self) -> Iterator[str]:
@@ -100,13 +92,7 @@ class GenerationStream:
 
     def __next__(self) -> Event:
         event = next(self._events)
-        match event:
-            case Started():
-                self.started = event
-            case Finished():
-                self.finished_choices[event.choice] = event
-            case Done():
-                self.done = event
+        self._note(event)
         return event
 
     def __enter__(self) -> Self:

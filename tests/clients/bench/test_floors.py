@@ -8,7 +8,6 @@ import pytest
 
 from tandem_bench.device.floors import (
     Ceilings,
-    kv_bytes_per_token,
     kv_bytes_read,
     matmul_parameters,
     step_floor,
@@ -72,7 +71,7 @@ class TestStepFloor:
         config = SHAPES[name]
         # Three decimals.
         assert billions == pytest.approx(matmul_parameters(config) / 1e9, abs=5e-4)
-        assert kv_bytes == kv_bytes_per_token(config, BF16_BYTES)
+        assert kv_bytes == kv_bytes_read(config, BF16_BYTES, [1])
 
     def test_many_rows_are_bound_by_products(self):
         """
@@ -91,5 +90,5 @@ class TestStepFloor:
         A layer with a sliding window reads no more positions than it, rows of any lengths are added up.
         """
         config = replace(SHAPES["tiny"], windows=(None, 100))
-        per_layer = kv_bytes_per_token(config, BF16_BYTES) // 2
+        per_layer = kv_bytes_read(config, BF16_BYTES, [1]) // 2
         assert per_layer * (30 + 300 + 30 + 100) == kv_bytes_read(config, BF16_BYTES, [30, 300])

@@ -65,11 +65,6 @@ def matmul_parameters(config: ModelConfig) -> int:
     return config.num_layers * per_layer + config.vocab_size * hidden
 
 
-def kv_bytes_per_token(config: ModelConfig, itemsize: int) -> int:
-    """Return the KV bytes of one position in all layers, at `itemsize` bytes per number."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
-
-
 def kv_bytes_read(config: ModelConfig, itemsize: int, lengths: Sequence[int]) -> int:
     """
     Return the bytes of the KV cache that a decode step reads.

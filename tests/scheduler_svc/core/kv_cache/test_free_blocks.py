@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler_svc.core.kv_cache import free_blocks
 from scheduler_svc.core.kv_cache.free_blocks import EXTENT_SIZES, MAX_PENDING, FreeBlocks
 from tandem.errors import InternalError
 from tests.scheduler_svc.core.harness import Rig, small_config
@@ -165,6 +166,14 @@ class TestHistories:
         by_chance = mean_runs(_Shuffled(1024), 0, num_turns=300)
         assert max(runs) <= 2.0
         assert max(runs) <= by_chance / 10
+
+    def test_small_extents_save_runs_in_a_full_pool(self, monkeypatch):
+        """
+        Sequences that fill a pool have more runs where the smallest extents are left out.
+        """
+        with_all = mean_runs(FreeBlocks(1024), 0, most_live=36)
+        monkeypatch.setattr(free_blocks, "EXTENT_SIZES", free_blocks.EXTENT_SIZES[:-1])
+        assert mean_runs(FreeBlocks(1024), 0, most_live=36) > 1.3 * with_all
 
     def test_histories_repeat(self):
         """
