@@ -170,7 +170,7 @@ class Publisher:
         self._outboxes: dict[int, _Outbox] = {}
         self._retry_s: dict[int, float] = {}
         """Time of the next attempt by frontend, for each full pipe."""
-        self._last_handle: NDArray[np.int64] | None = None
+        self._last_version = 0
         self._last_split: _Split = []
         self.num_merged = 0
 
@@ -262,7 +262,7 @@ class Publisher:
 
     def _add_tokens(self, events: CoreEvents) -> None:
         offset, token = events.token_offset, events.token
-        for frontend, mine, streams in self._split(events.token_handle):
+        for frontend, mine, streams in self._split(events.token_handle, events.token_version):
             outbox = self._outboxes.get(frontend)
             if outbox is None:
                 continue
@@ -289,14 +289,14 @@ class Publisher:
                 )
             )
 
-    def _split(self, handle: NDArray[np.int64]) -> _Split:
+    def _split(self, handle: NDArray[np.int64], version: int) -> _Split:
         """
         Split the entries of a column of handles by frontend.
 
-        Most steps produce tokens for the same requests as the step before. The core then passes the
-        same read-only array object, for which the last split is returned again.
+        Most steps produce tokens for the same requests as the step before. The column then has the
+        same version, other than 0, and the last split is returned again.
         """
-        if handle is self._last_handle:
+        if version and version == self._last_version:
             return self._last_split
         stream = handle.astype(np.uint32)  # the low 32 bits
         owner = handle >> STREAM_BITS
@@ -306,8 +306,7 @@ class Publisher:
         else:
             owners = [(frontend, owner == frontend) for frontend in np.unique(owner).tolist()]
             split = [(frontend, mine, stream[mine].tobytes()) for frontend, mine in owners]
-        if not handle.flags.writeable:
-            self._last_handle, self._last_split = handle, split
+        self._last_version, self._last_split = version, split
         return split
 
 

@@ -22,16 +22,15 @@ NUMBER = st.one_of(
 NUMBERS = ("session_epoch", "step_id", "acked_step_id", "state_hash")
 
 
-def decode_rows(count: int) -> Batch:
-    """Return decode rows with the read-only columns that one step hands to the next."""
-    columns = {
-        "row_slot": np.arange(count, dtype=np.int32),
-        "row_num_tokens": np.ones(count, np.int32),
-        "row_flags": np.ones(count, np.uint8),
-    }
-    for column in columns.values():
-        column.flags.writeable = False
-    return Batch(row_start=np.arange(7, 7 + count, dtype=np.int32), **columns)
+def decode_rows(count: int, version: int = 1) -> Batch:
+    """Return decode rows under the version that one step hands to the next."""
+    return Batch(
+        row_slot=np.arange(count, dtype=np.int32),
+        row_num_tokens=np.ones(count, np.int32),
+        row_flags=np.ones(count, np.uint8),
+        row_start=np.arange(7, 7 + count, dtype=np.int32),
+        rows_version=version,
+    )
 
 
 def parsed(raw: bytes) -> batch_pb2.ExecuteRequest:
@@ -72,18 +71,18 @@ class TestStepEncoder:
 
     def test_rows_that_change_are_encoded_anew(self):
         """
-        Other rows, and columns that can still be written to, are never taken for those of the last
+        Rows under another version, and rows without one, are never taken for those of the last
         step.
         """
         encoder = StepEncoder()
-        few, many = decode_rows(3), decode_rows(5)
-        for batch in (few, many, few, replace(many, row_flags=few.row_flags)):
+        for count, version in ((3, 1), (5, 2), (3, 1), (4, 3), (0, 4), (4, 3)):
+            batch = decode_rows(count, version)
             assert expected(batch, ONES) == parsed(encoder.encode(batch, **ONES))
         for _ in range(2):
-            writable = replace(few, row_slot=few.row_slot.copy())
-            assert expected(writable, ONES) == parsed(encoder.encode(writable, **ONES))
-            writable.row_slot[0] += 1
-            assert expected(writable, ONES) == parsed(encoder.encode(writable, **ONES))
+            unnumbered = decode_rows(4, version=0)
+            assert expected(unnumbered, ONES) == parsed(encoder.encode(unnumbered, **ONES))
+            unnumbered.row_slot[0] += 1
+            assert expected(unnumbered, ONES) == parsed(encoder.encode(unnumbered, **ONES))
 
     @pytest.mark.parametrize(
         "more",

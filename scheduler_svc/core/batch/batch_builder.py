@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scheduler_svc.core.batch.headroom import Headroom
 from scheduler_svc.core.batch.swapping import Swaps
 from scheduler_svc.core.request.geometry import BlockIds
-from scheduler_svc.core.slots.decode_rows import DecodeRows
+from scheduler_svc.core.slots.decode_rows import DecodeRows, GrowingRows
 from scheduler_svc.core.slots.planned_rows import PlannedRows
 from scheduler_svc.core.state.replica import Replica
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column
@@ -74,9 +73,10 @@ class BatchBuilder:
             self._headroom = Headroom(self.replica)
         return self._headroom
 
-    def append_blocks(self, slots: NDArray[np.intp], blocks: BlockIds) -> None:
-        """Give each of these slots, none twice in one batch, one more block."""
-        row_slot = self.replica.slots.append_blocks(slots, blocks)
+    def append_blocks(self, growing: GrowingRows, blocks: BlockIds) -> None:
+        """Give each of these rows, none twice in one batch, one more block."""
+        self.replica.slots.append_blocks(growing, blocks)
+        row_slot = growing.row_slot
         row_block = blocks.astype(np.int32)
         if len(self.append_slot):
             row_slot = np.concatenate([self.append_slot, row_slot])
@@ -118,6 +118,7 @@ class BatchBuilder:
             row_num_tokens=rows.num_tokens,
             row_start=start,
             row_flags=rows.flags,
+            rows_version=rows.version,
             append_slot=self.append_slot,
             append_block=self.append_block,
         )
@@ -155,7 +156,7 @@ class BatchBuilder:
         if self.prefills:
             self._settle_prompts()
         copies = np.array(self.copies, np.int32).reshape(-1, 2)
-        return Batch(
+        batch = Batch(
             admits=tuple(self.admits),
             row_slot=slot,
             row_num_tokens=num_tokens,
@@ -166,8 +167,10 @@ class BatchBuilder:
             release_slot=np.array(self.released, np.int32) if self.released else _NO_INT32,
             copy_source=copies[:, 0],
             copy_destination=copies[:, 1],
-            **({} if self.swaps is None else self.swaps.columns()),
         )
+        if self.swaps is not None:
+            self.swaps.write_to(batch)
+        return batch
 
     def _settle_prompts(self) -> None:
         """Let the next batch match the KV this one computes, and give back the copies' sources."""

@@ -20,28 +20,28 @@ from scheduler_svc.core.batch.pausing import fail_alone, pause_without_block, pr
 from scheduler_svc.core.batch.victims import VICTIM_POLICIES, least_urgent
 from scheduler_svc.core.observe.step_log import retraction_line
 from scheduler_svc.core.request.options import VictimRule
+from scheduler_svc.core.slots.decode_rows import DecodeRows, GrowingRows
 from scheduler_svc.core.state.new_token_ratio import RETRACT_STEPS
 from scheduler_svc.core.state.replica import Replica
 
 
-def grow(builder: BatchBuilder, ready: NDArray[np.intp]) -> NDArray[np.intp]:
+def grow(builder: BatchBuilder, rows: DecodeRows) -> DecodeRows:
     """
     Give one more block to each decode that has filled its last one, preempting or pausing others
-    if blocks are short; returns the slots that decode in this step.
+    if blocks are short; returns the rows that decode in this step.
     """
     replica, slots = builder.replica, builder.replica.slots
-    full = slots.full_slots(ready)
-    if not len(full):
-        return ready
-    blocks = replica.kv.pool.try_take_next(slots.next_blocks(full))
+    growing = slots.full_rows(rows)
+    if not len(growing.slot):
+        return rows
+    blocks = replica.kv.pool.try_take_next(slots.next_blocks(growing))
     if blocks is not None:
-        builder.append_blocks(full, blocks)
-        return ready
+        builder.append_blocks(growing, blocks)
+        return rows
     if replica.cell.options.victim_rule is VictimRule.PAUSED_BUDGET:
-        return pause_without_block(builder, ready, full)
-    if builder.prefills:
-        return _grow_oldest(builder, ready, full)
-    return _retract(builder, ready, full)
+        return slots.rows_of(pause_without_block(builder, rows.slot, growing.slot))
+    make_room = _grow_oldest if builder.prefills else _retract
+    return slots.rows_of(make_room(builder, rows.slot, growing.slot))
 
 
 def _retract(
@@ -67,11 +67,12 @@ def _retract(
         replica.ratio.note_retraction(slots, cell.counters.decode_steps + 1)
         after = replica.ratio.at(cell.counters.decode_steps + 1)
         cell.events.add_log(retraction_line(num_retracted, before, after))
-    blocks = replica.kv.pool.try_take_next(slots.next_blocks(full))
+    growing = GrowingRows(full)
+    blocks = replica.kv.pool.try_take_next(slots.next_blocks(growing))
     if blocks is None:
         fail_alone(builder, int(candidates[0]))
     elif len(full):
-        builder.append_blocks(full, blocks)
+        builder.append_blocks(growing, blocks)
     return ready[slots.running[ready]]
 
 
@@ -95,9 +96,9 @@ def _grow_oldest(
     slots = builder.replica.slots
     oldest = full[np.argsort(slots.admitted.number[full])]
     count = builder.replica.kv.pool.num_available
-    served, left_out = oldest[:count], oldest[count:]
-    blocks = builder.replica.kv.pool.try_take_next(slots.next_blocks(served))
+    growing, left_out = GrowingRows(oldest[:count]), oldest[count:]
+    blocks = builder.replica.kv.pool.try_take_next(slots.next_blocks(growing))
     assert blocks is not None
     if count:
-        builder.append_blocks(served, blocks)
+        builder.append_blocks(growing, blocks)
     return ready[~np.isin(ready, left_out)]

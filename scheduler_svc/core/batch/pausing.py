@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from scheduler_svc.core.batch.batch_builder import BatchBuilder
 from scheduler_svc.core.observe.step_log import preemption_line
 from scheduler_svc.core.request.options import PreemptionMode
+from scheduler_svc.core.slots.decode_rows import GrowingRows
 from scheduler_svc.core.state.ends import fail
 from scheduler_svc.core.state.replica import Replica
 from tandem.errors import NeverFits
@@ -49,12 +50,12 @@ def _resume_by_free_blocks(builder: BatchBuilder) -> list[int]:
     replica = builder.replica
     resumed = list(replica.paused)[: replica.kv.pool.num_available]
     if resumed:
-        slots = np.array(resumed, np.intp)
-        blocks = replica.kv.pool.try_take_next(replica.slots.next_blocks(slots))
+        growing = GrowingRows(np.array(resumed, np.intp))
+        blocks = replica.kv.pool.try_take_next(replica.slots.next_blocks(growing))
         assert blocks is not None
         for slot in resumed:
             replica.unpause(slot)
-        builder.append_blocks(slots, blocks)
+        builder.append_blocks(growing, blocks)
     return resumed
 
 

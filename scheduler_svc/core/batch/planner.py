@@ -89,16 +89,17 @@ def _plan_decodes(builder: BatchBuilder) -> None:
     if builder.replica.paused:
         resume(builder)
     rows = slots.decode_rows()
-    ready = rows.slot
     if builder.prefills:
         # A request with its last chunk in this batch cannot decode before its token is sampled.
-        ready = np.setdiff1d(ready, [slot for slot, _, _ in builder.prefills])
-    if not len(ready) or builder.budget <= 0:
+        ready = np.setdiff1d(rows.slot, [slot for slot, _, _ in builder.prefills])
+        if len(ready) < len(rows):
+            rows = slots.rows_of(ready)
+    if not len(rows) or builder.budget <= 0:
         return
-    if len(ready) > builder.budget:
-        ready = slots.least_served(ready, builder.budget)
-    ready = grow(builder, ready)
-    if len(ready):
-        builder.decodes = rows if ready is rows.slot else slots.rows_of(ready)
-        builder.budget -= len(ready)
+    if len(rows) > builder.budget:
+        rows = slots.rows_of(slots.least_served(rows.slot, builder.budget))
+    rows = grow(builder, rows)
+    if len(rows):
+        builder.decodes = rows
+        builder.budget -= len(rows)
         builder.replica.cell.counters.decode_steps += 1

@@ -16,7 +16,7 @@ import numpy as np
 
 from scheduler_svc.core.request.request import Request
 from scheduler_svc.core.state.replica import Replica
-from tandem.link.batch import Int32Column
+from tandem.link.batch import Batch, Int32Column
 
 
 class Swaps:
@@ -90,12 +90,10 @@ class Swaps:
         self.num_tokens_in += copy.num_tokens - num_cached
         return copy.num_tokens
 
-    def columns(self) -> dict[str, Int32Column]:
-        """Return the batch's swap columns; to be called once the batch is fully planned."""
+    def write_to(self, batch: Batch) -> None:
+        """Write the swap columns of a batch that is fully planned."""
         self._replica.kv.host.settle()
-        return {
-            "swap_out_block": np.array(self._out_block, np.int32),
-            "swap_out_host": np.array(self._out_host, np.int32),
-            "swap_in_host": np.array(self._in_host, np.int32),
-            "swap_in_block": np.array(self._in_block, np.int32),
-        }
+        batch.swap_out_block = np.array(self._out_block, np.int32)
+        batch.swap_out_host = np.array(self._out_host, np.int32)
+        batch.swap_in_host = np.array(self._in_host, np.int32)
+        batch.swap_in_block = np.array(self._in_block, np.int32)

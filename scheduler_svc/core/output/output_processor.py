@@ -89,7 +89,8 @@ def _append_decodes(
         cell.latencies.inter_token_s.observe_equal(now - decodes.tokens_seen_s, len(token))
     decodes.tokens_seen_s = now
     slots.tokens.push_decodes(decodes, position, token, now)
-    cell.events.add_tokens(decodes.handle, position - decodes.prompt_len, token)
+    offset = position - decodes.prompt_len
+    cell.events.add_tokens(decodes.handle, offset, token, decodes.version)
     cell.counters.output_tokens += len(token)
     if cell.recorder is not None:
         _record_tokens(replica, slot, token, now)

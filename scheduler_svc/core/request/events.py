@@ -117,12 +117,14 @@ class CoreEvents:
 
     The three token columns have one entry per new output token: its request's handle, its output
     offset (0 = first), its id. Tokens of a request come in order and before its `Ended`. `logprobs`
-    has those of the requests that asked for them, in order too.
+    has those of the requests that asked for them, in order too. Under one `token_version` other
+    than 0 the column of handles is always the same.
     """
 
     token_handle: NDArray[np.int64] = field(default_factory=_no_int64)
     token_offset: Int32Column = field(default_factory=_no_int32)
     token: Int32Column = field(default_factory=_no_int32)
+    token_version: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
@@ -138,10 +140,19 @@ class CoreEvents:
 class EventLog:
     """Events of the core, collected until `take` is called."""
 
-    __slots__ = ("_ended", "_failed", "_log_lines", "_logprobs", "_progress", "_tokens")
+    __slots__ = (
+        "_ended",
+        "_failed",
+        "_log_lines",
+        "_logprobs",
+        "_progress",
+        "_token_version",
+        "_tokens",
+    )
 
     def __init__(self) -> None:
         self._tokens: list[tuple[NDArray[np.int64], Int32Column, Int32Column]] = []
+        self._token_version = 0
         self._logprobs: list[TokenLogprobs] = []
         self._ended: list[Ended] = []
         self._failed: list[Failed] = []
@@ -149,10 +160,11 @@ class EventLog:
         self._log_lines: list[LogLine] = []
 
     def add_tokens(
-        self, handle: NDArray[np.int64], offset: Int32Column, token: Int32Column
+        self, handle: NDArray[np.int64], offset: Int32Column, token: Int32Column, version: int = 0
     ) -> None:
-        """Add new output tokens as equally long columns."""
+        """Add new output tokens as equally long columns; see `CoreEvents` for the version."""
         self._tokens.append((handle, offset, token))
+        self._token_version = version
 
     def add_logprobs(self, logprobs: TokenLogprobs) -> None:
         """Add log probabilities of tokens that are added before the events are taken."""
@@ -181,6 +193,7 @@ class EventLog:
         )
         if len(self._tokens) == 1:
             events.token_handle, events.token_offset, events.token = self._tokens[0]
+            events.token_version = self._token_version
         elif self._tokens:
             handles, offsets, tokens = zip(*self._tokens, strict=True)
             events.token_handle = np.concatenate(handles)

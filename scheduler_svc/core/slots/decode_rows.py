@@ -3,8 +3,9 @@ Rows of a step in which the same slots decode as in the step before.
 
 Most steps compute one token for the same requests as the last one. The data that such steps share
 is kept in one object, made when a slot starts or stops decoding, and a step then costs a few array
-operations however much is known of each row. The rows that need a block are known in advance: each
-row fills a block every `block_size` steps.
+operations however much is known of each row. Its `version` tells code that a step repeats the rows
+of the one before. The rows that need a block are known in advance: each row fills a block every
+`block_size` steps.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ class RowConstants:
 
 class GrowingRows:
     """
-    Decode rows that fill a block before the same steps, shape ``[G]``; `SlotBlocks` keeps here what
-    it knows of their next blocks.
+    Decode rows that need a block for the step being planned, shape ``[G]``; `SlotBlocks` keeps here
+    what it knows of their next blocks.
 
     Attributes:
+        is_periodic: True when the rows fill their blocks before the same steps, so that this object
+            is used again for the next block of each.
         slot: Slot of each row.
         row_slot: The same as a column of the batch.
         ones: 1 for each row.
@@ -45,9 +48,10 @@ class GrowingRows:
         next: Id behind the block that each row got last; None until the first is appended.
     """
 
-    __slots__ = ("index", "keys", "next", "ones", "row_slot", "slot")
+    __slots__ = ("index", "is_periodic", "keys", "next", "ones", "row_slot", "slot")
 
-    def __init__(self, slot: NDArray[np.intp]) -> None:
+    def __init__(self, slot: NDArray[np.intp], *, is_periodic: bool = False) -> None:
+        self.is_periodic = is_periodic
         self.slot = slot
         self.row_slot: Int32Column = slot.astype(np.int32)
         self.ones: NDArray[np.intp] = np.ones(len(slot), np.intp)
@@ -61,6 +65,7 @@ class DecodeRows:
     Rows that compute one token each; all columns but `start` stay as they are, shape ``[R]``.
 
     Attributes:
+        version: Number of these rows, larger than that of any rows before; 0 for rows of one step.
         slot: Slot of each row, none twice.
         row_slot: The same as a column of the batch.
         num_tokens: 1 for each row.
@@ -71,7 +76,6 @@ class DecodeRows:
         key_sum: Number that a step of all these rows adds to the state hash.
         start: Position that each row computes next; a new array for each step.
         num_left: Number of steps until one of the rows has nothing left to compute.
-        growing: Rows that `full` returned, if it knew them in advance, else None.
         is_regular: True until a slot is known to have a whole block to spare.
         tokens_seen_s: Time at which all rows got their latest token; None if they did not get it
             at one time.
@@ -85,7 +89,6 @@ class DecodeRows:
         "_spare",
         "flags",
         "generation",
-        "growing",
         "handle",
         "is_regular",
         "key_sum",
@@ -96,12 +99,14 @@ class DecodeRows:
         "slot",
         "start",
         "tokens_seen_s",
+        "version",
     )
 
     def __init__(
         self,
         slot: NDArray[np.intp],
         *,
+        version: int,
         constants: RowConstants,
         generation: UInt32Column,
         handle: NDArray[np.int64],
@@ -115,6 +120,7 @@ class DecodeRows:
         """
         Args:
             slot: See the attributes.
+            version: See the attributes.
             constants: Columns that all decode rows share, of at least this length.
             generation: See the attributes.
             handle: See the attributes.
@@ -125,6 +131,7 @@ class DecodeRows:
             key_sum: See the attributes.
             block_size: Tokens per block.
         """
+        self.version = version
         self.slot = slot
         self.row_slot: Int32Column = slot.astype(np.int32)
         self.num_tokens = constants.num_tokens[: len(slot)]
@@ -139,34 +146,31 @@ class DecodeRows:
         self.tokens_seen_s: float | None = None
         self._block_size = block_size
         self._spare: NDArray[np.intp] = capacity - start
-        self.growing: GrowingRows | None = None
         self._ring: list[GrowingRows] | None = None
         self._num_steps = 0
         self._is_ahead = False
         """True while the slot table's column of planned tokens is behind `start`."""
-        # Code that gets the same array object again relies on its contents.
+        # Code that gets the same version again relies on their contents.
         for column in (slot, self.row_slot, generation, handle):
             column.flags.writeable = False
 
     def __len__(self) -> int:
         return len(self.slot)
 
-    def full(self) -> NDArray[np.intp]:
+    def full(self) -> GrowingRows:
         """
-        Return the slots that have no block yet for the position of this step, shape ``[F]``; where
-        not `is_regular`, perhaps also other slots.
+        Return the rows that have no block yet for the position of this step; where not
+        `is_regular`, perhaps also other rows.
         """
         if not self._num_steps:
-            full: NDArray[np.intp] = self.slot[self._spare == 0]
-            return full
+            return GrowingRows(self.slot[self._spare == 0])
         if self._ring is None:  # A second step of the same rows: there will probably be more.
             self._ring = self._by_phase()
-        self.growing = self._ring[self._num_steps % self._block_size]
-        return self.growing.slot
+        return self._ring[self._num_steps % self._block_size]
 
     def forget_turns(self) -> None:
         """Drop the precomputed turns, since a slot got a block out of turn."""
-        self._ring = self.growing = None
+        self._ring = None
 
     def advance(self) -> Int32Column:
         """Note that a step computes one token of each row; returns the positions after these."""
@@ -189,4 +193,6 @@ class DecodeRows:
         order = phase.argsort(kind="stable")
         bounds = phase[order].searchsorted(np.arange(self._block_size + 1)).tolist()
         ordered = self.slot[order]
-        return [GrowingRows(ordered[start:stop]) for start, stop in pairwise(bounds)]
+        return [
+            GrowingRows(ordered[start:stop], is_periodic=True) for start, stop in pairwise(bounds)
+        ]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scheduler_svc.core.request.geometry import BlockIds, Limits
 from scheduler_svc.core.request.request import Request
 from scheduler_svc.core.slots.admitted_columns import AdmittedColumns
-from scheduler_svc.core.slots.decode_rows import DecodeRows, RowConstants
+from scheduler_svc.core.slots.decode_rows import DecodeRows, GrowingRows, RowConstants
 from scheduler_svc.core.slots.slot_blocks import SlotBlocks
 from scheduler_svc.core.slots.slot_tokens import SlotTokens
 from tandem.link.batch import Int32Column
@@ -41,7 +41,13 @@ class SlotTable:
         num_departures: Number of times that a request lost or left its slot.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, first_version: int = 1) -> None:
+        """
+        Args:
+            limits: Numbers of slots and blocks.
+            first_version: Version of the first decode rows, higher than any of the slot table that
+                this one replaces.
+        """
         n = limits.num_slots
         self.live = np.zeros(n, np.bool_)
         self.running = np.zeros(n, np.bool_)
@@ -62,6 +68,7 @@ class SlotTable:
         self._length_key = np.zeros(n, np.uint64)
         self._constants = RowConstants(n)
         self._decode_rows: DecodeRows | None = None
+        self._next_version = first_version
 
     @property
     def planned(self) -> Int32Column:
@@ -73,6 +80,10 @@ class SlotTable:
     def state_hash(self) -> int:
         """Return the hash of everything sent so far."""
         return self._hash.value
+
+    def next_version(self) -> int:
+        """Return the version that the next decode rows will have."""
+        return self._next_version
 
     def num_free(self) -> int:
         """Return the number of slots that are not live."""
@@ -145,31 +156,25 @@ class SlotTable:
         self._free.append(slot)
         return self.ended.pop(slot), blocks
 
-    def next_blocks(self, slots: NDArray[np.intp]) -> BlockIds:
+    def next_blocks(self, growing: GrowingRows) -> BlockIds:
         """
-        Return the ids behind the last block of each of these slots, all of which have a block,
-        shape ``[N]``; to be read only.
+        Return the ids behind the last block of each of these rows, all of which have a block,
+        shape ``[G]``; to be read only.
 
         No two decoding slots share a last block: each has computed its last position itself.
         """
-        growing = None if self._decode_rows is None else self._decode_rows.growing
-        if growing is not None and growing.slot is slots and growing.next is not None:
+        if growing.next is not None:
             return growing.next
-        return self.blocks.last_of(slots).astype(np.intp) + 1
+        return self.blocks.last_of(growing.slot).astype(np.intp) + 1
 
-    def append_blocks(self, slots: NDArray[np.intp], blocks: BlockIds) -> Int32Column:
-        """
-        Give each of these slots, none twice, one more block; both shape ``[N]``. Returns the slots
-        as a column of a batch.
-        """
-        growing = None if self._decode_rows is None else self._decode_rows.growing
-        if growing is not None and growing.slot is slots:
+    def append_blocks(self, growing: GrowingRows, blocks: BlockIds) -> None:
+        """Give each of these rows one more block, shape ``[G]``."""
+        if growing.is_periodic:
             self._hash.add(self.blocks.append_due(growing, blocks))
-            return growing.row_slot
+            return
         if self._decode_rows is not None:
             self._decode_rows.forget_turns()
-        self._hash.add(self.blocks.append(slots, blocks))
-        return slots.astype(np.int32)
+        self._hash.add(self.blocks.append(growing.slot, blocks))
 
     def advance(self, slots: SlotColumn, planned: Int32Column) -> None:
         """Set the planned length of these slots, none twice; both shape ``[N]``."""
@@ -189,13 +194,15 @@ class SlotTable:
         """Return the rows of all decoding slots with tokens left to compute, ordered by slot."""
         if self._decode_rows is None:
             is_ready = self.decoding & (self.planned < self.admitted.stop_len - 1)
-            self._decode_rows = self.rows_of(is_ready.nonzero()[0])
+            self._decode_rows = self.rows_of(is_ready.nonzero()[0], self._next_version)
+            self._next_version += 1
         return self._decode_rows
 
-    def rows_of(self, slots: NDArray[np.intp]) -> DecodeRows:
-        """Return the rows of these decoding slots, shape ``[N]``."""
+    def rows_of(self, slots: NDArray[np.intp], version: int = 0) -> DecodeRows:
+        """Return the rows of these decoding slots, shape ``[N]``, for one step unless numbered."""
         return DecodeRows(
             slots,
+            version=version,
             constants=self._constants,
             generation=self.generation[slots],
             handle=self.admitted.handle[slots],
@@ -207,16 +214,14 @@ class SlotTable:
             block_size=self.blocks.block_size,
         )
 
-    def full_slots(self, ready: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return those of these decoding slots that need a block, shape ``[F]``, in their order."""
-        rows = self._decode_rows
-        if rows is not None and rows.slot is ready:
-            ready = rows.full()
-            if rows.is_regular:
-                return ready
-        is_full = self.planned[ready] == self.blocks.num_blocks[ready] * self.blocks.block_size
-        full: NDArray[np.intp] = ready[is_full]
-        return full
+    def full_rows(self, rows: DecodeRows) -> GrowingRows:
+        """Return those of these rows that need a block, in their order."""
+        growing = rows.full()
+        if rows.is_regular:
+            return growing
+        slot = growing.slot
+        is_full = self.planned[slot] == self.blocks.num_blocks[slot] * self.blocks.block_size
+        return GrowingRows(slot[is_full])
 
     def least_served(self, ready: NDArray[np.intp], count: int) -> NDArray[np.intp]:
         """
@@ -232,7 +237,7 @@ class SlotTable:
         """Note that one token of each row is sent for computing; returns the positions after."""
         end = rows.advance()
         self._hash.add(rows.key_sum)
-        if rows is not self._decode_rows:
+        if self._decode_rows is None or rows.version != self._decode_rows.version:
             self._forget_rows()
             self._planned[rows.slot] = end
         elif not rows.num_left:

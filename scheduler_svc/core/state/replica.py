@@ -180,6 +180,6 @@ class Replica:
                 request.digests.clear()
                 request.new = replace(request.new, block_digests=b"")
         self.limits = limits
-        self.slots = SlotTable(limits)
+        self.slots = SlotTable(limits, self.slots.next_version())
         self.kv = KvCache(limits, cell.options, self.slots, self.kv.prefix_cache.version + 1)
         self.suspension.sent_mode = None

@@ -84,12 +84,10 @@ class TestHandles:
 class TestPublisher:
     @pytest.mark.parametrize("frontends", [(0, 0, 0), (0, 1, 0)])
     def test_same_requests_step_after_step(self, publisher, sender, frontends):
-        """Tokens of the same read-only column of handles are split alike at every step."""
-        handles = np.array([handle_of(f, s) for s, f in enumerate(frontends)], np.int64)
-        handles.flags.writeable = False
+        """Tokens of one version of the column of handles are split alike at every step."""
         for offset in (3, 4):
             events = _tokens(*((f, s, offset, 10 * offset + s) for s, f in enumerate(frontends)))
-            events.token_handle = handles
+            events.token_version = 7
             publisher.add(events)
             publisher.flush(0.0)
 
@@ -100,11 +98,14 @@ class TestPublisher:
                 assert frontend == index
                 assert [(s, offset, 10 * offset + s) for s in mine] == token_rows(update)
 
-    def test_changed_column_of_handles_is_read_again(self, publisher, sender):
-        """A column of handles that may be written to is read anew, even if it is the same one."""
+    @pytest.mark.parametrize("versions", [(0, 0), (7, 0), (7, 8), (0, 7)])
+    def test_changed_column_of_handles_is_read_again(self, publisher, sender, versions):
+        """A column of handles without a version, or under another one, is read anew."""
         events = _tokens((0, 1, 0, 11))
+        events.token_version = versions[0]
         publisher.add(events)
         events.token_handle[0] = handle_of(1, 2)
+        events.token_version = versions[1]
         publisher.add(events)
         publisher.flush(0.0)
         assert [(0, [(1, 0, 11)]), (1, [(2, 0, 11)])] == [

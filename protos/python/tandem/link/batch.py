@@ -66,6 +66,9 @@ class Batch:
     `row_start` equals the slot's planned length before the batch. Rows are in batch order, decodes
     (one token) first; no slot has two rows. `swap_out_*` copies device blocks to host blocks,
     `swap_in_*` host blocks to device blocks; host blocks have their own numbers, from 1.
+
+    `rows_version` stays on this end: batches with the same one, other than 0, have equal columns
+    `row_slot`, `row_num_tokens` and `row_flags`.
     """
 
     admits: tuple[Admission, ...] = ()
@@ -73,6 +76,7 @@ class Batch:
     row_num_tokens: Int32Column = field(default_factory=_no_int32)
     row_start: Int32Column = field(default_factory=_no_int32)
     row_flags: UInt8Column = field(default_factory=_no_uint8)
+    rows_version: int = 0
     append_slot: Int32Column = field(default_factory=_no_int32)
     append_block: Int32Column = field(default_factory=_no_int32)
     release_slot: Int32Column = field(default_factory=_no_int32)

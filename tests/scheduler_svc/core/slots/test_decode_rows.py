@@ -165,15 +165,16 @@ class TestLateColumns:
 class TestSharedColumns:
     def test_steps_of_the_same_rows_share_their_columns(self):
         """
-        The slots and handles of a step are the same read-only columns as the last one's while no
-        request starts, ends or is added; then they are others.
+        The slots and handles of a step have the version of the last one's while no request starts,
+        ends or is added; then they are others, under a higher version.
         """
         bench = service()
         for _ in range(3):
             bench.submit(bench.request(8, 100))
         bench.turn()
         first, second = bench.turn()[0], bench.turn()[0]
-        assert first.row_slot is second.row_slot
+        assert 0 < first.rows_version == second.rows_version
+        assert first.row_slot.tolist() == second.row_slot.tolist()
         assert not first.row_slot.flags.writeable
         assert (first.row_start + 1 == second.row_start).all()
 
@@ -181,4 +182,5 @@ class TestSharedColumns:
         bench.turn()
         third = bench.turn()[0]
         assert [0, 1, 2, 3] == third.row_slot.tolist()
+        assert second.rows_version < third.rows_version
         assert np.array_equal([0, 1, 2], second.row_slot)

@@ -2,7 +2,7 @@
 Encoder of steps, which writes repeated decode steps directly.
 
 Most steps have only decode rows, and most of these have the slots, token counts and flags of the
-step before, as the same read-only array objects. These fields are then kept serialized. The message
+step before, as `Batch.rows_version` says. These fields are then kept serialized. The message
 around them has few fields of fixed types, so writing it directly costs less than building it with
 protobuf. Protobuf reads fields in any order. All other steps go through `wire.encode_step`.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 
 from tandem.executor.v1 import batch_pb2
-from tandem.link.batch import Batch, Command, Int32Column, Step, UInt8Column
+from tandem.link.batch import Batch, Command, Step
 from tandem.link.codec.checksum import seal
 from tandem.link.codec.fields import INT32, UINT8, raw_column
 from tandem.link.codec.wire import encode_step
@@ -60,14 +60,12 @@ def _varint(number: int) -> bytes:
 class StepEncoder:
     """Encoder of the steps of one end of the link."""
 
-    __slots__ = ("_columns", "_flags", "_num_tokens", "_row_slot")
+    __slots__ = ("_columns", "_version")
 
     def __init__(self) -> None:
-        self._row_slot: Int32Column | None = None
-        self._num_tokens: Int32Column | None = None
-        self._flags: UInt8Column | None = None
+        self._version = 0
         self._columns = b""
-        """The three columns above, serialized."""
+        """The slots, token counts and flags of the rows with this version, serialized."""
 
     def encode(
         self,
@@ -123,7 +121,7 @@ class StepEncoder:
     def _repeats(self, batch: Batch) -> bool:
         """
         Return True for a batch of rows and appends only, if its rows are kept serialized; keep them
-        if their columns are read-only.
+        if they have a version.
         """
         if (
             batch.admits
@@ -133,16 +131,11 @@ class StepEncoder:
             or len(batch.swap_in_host)
         ):
             return False
-        if (
-            batch.row_slot is self._row_slot
-            and batch.row_num_tokens is self._num_tokens
-            and batch.row_flags is self._flags
-        ):
-            return True
-        columns = (batch.row_slot, batch.row_num_tokens, batch.row_flags)
-        if not len(batch.row_slot) or any(column.flags.writeable for column in columns):
+        if not batch.rows_version or not len(batch.row_slot):
             return False
-        self._row_slot, self._num_tokens, self._flags = columns
+        if batch.rows_version == self._version:
+            return True
+        self._version = batch.rows_version
         parts = []
         for tag, raw in (
             (_SLOT_TAG, raw_column(batch.row_slot, INT32)),
