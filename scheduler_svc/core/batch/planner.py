@@ -31,7 +31,6 @@ from scheduler_svc.core.batch.priority_preemption import make_way
 from scheduler_svc.core.batch.step_report import report_step
 from scheduler_svc.core.faults.out_of_memory import let_steps_grow
 from scheduler_svc.core.faults.trials import hold_trial
-from scheduler_svc.core.request.options import StepPriority
 from scheduler_svc.core.state.replica import Replica
 from tandem.link.batch import Batch
 
@@ -49,7 +48,7 @@ def plan(replica: Replica, now: float) -> Batch | None:
     builder.release_ended()
     if not is_trial:
         make_way(builder, now)
-    if cell.options.step_priority is StepPriority.DECODE_FIRST:
+    if cell.options.decodes_first:
         _plan_decodes(builder)
         _plan_prompts(builder, now, others_decode=builder.decodes is not None)
     else:

@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 from scheduler_svc.core.faults.distrust import distrust, retry_alone
 from scheduler_svc.core.faults.trials import note_progress
 from scheduler_svc.core.output.logprobs import note_logprobs
-from scheduler_svc.core.request.events import Progress, ProgressKind
 from scheduler_svc.core.request.request import Request, RequestState
-from scheduler_svc.core.slots.decode_rows import DecodeRows
 from scheduler_svc.core.slots.planned_rows import PlannedRows
 from scheduler_svc.core.slots.slots import SlotColumn, SlotTable
 from scheduler_svc.core.state.ends import fail, finish_if_over
@@ -61,27 +59,25 @@ def _is_as_planned(slots: SlotTable, rows: PlannedRows, result: StepResult) -> b
 def _apply_as_planned(replica: Replica, rows: PlannedRows, result: StepResult, now: float) -> None:
     replica.in_flight.popleft()
     replica.cell.counters.steps += 1
-    decodes, count = rows.decodes, rows.num_decodes
+    count = rows.num_decodes
     if len(rows.slot) == count:
-        if decodes is not None:
-            _append_decodes(replica, rows, decodes, result.token, now)
+        _append_decodes(replica, rows, result.token, now)
         return
     slots = replica.slots
     slots.tokens.applied[rows.slot[count:]] += rows.num_tokens[count:]
     _note_prefills(replica, rows)
-    if decodes is not None:
-        _append_decodes(replica, rows, decodes, result.token[:count], now)
+    _append_decodes(replica, rows, result.token[:count], now)
     if len(result.token) > count:
         _append_tokens(
             replica, result.slot[count:], result.position[count:], result.token[count:], now
         )
 
 
-def _append_decodes(
-    replica: Replica, rows: PlannedRows, decodes: DecodeRows, token: Int32Column, now: float
-) -> None:
+def _append_decodes(replica: Replica, rows: PlannedRows, token: Int32Column, now: float) -> None:
     """Count one computed token and append one sampled token for each decode; all of them run."""
-    cell = replica.cell
+    cell, decodes = replica.cell, rows.decodes
+    if decodes is None:
+        return
     slots, slot, position = replica.slots, decodes.slot, rows.sampling_end[: len(decodes)]
     if decodes.tokens_seen_s is None:
         cell.latencies.inter_token_s.observe(now - slots.tokens.last_token_s[slot])
@@ -222,7 +218,7 @@ def _note_prefills(replica: Replica, rows: PlannedRows) -> None:
         if slots.running[slot] and slots.generation[slot] == rows.generation[row]:
             done = int(min(slots.tokens.applied[slot], slots.admitted.prompt_len[slot]))
             handle = int(slots.admitted.handle[slot])
-            cell.events.add(Progress(handle=handle, kind=ProgressKind.PREFILLED, value=done))
+            cell.events.add_prefilled(handle, done)
 
 
 def _append_tokens(

@@ -179,6 +179,10 @@ class EventLog:
         else:
             self._progress.append(event)
 
+    def add_prefilled(self, handle: int, num_done: int) -> None:
+        """Add the progress of a prompt: the number of its tokens that are computed."""
+        self._progress.append(Progress(handle=handle, kind=ProgressKind.PREFILLED, value=num_done))
+
     def add_log(self, line: LogLine) -> None:
         """Add a line for the operators' log."""
         self._log_lines.append(line)

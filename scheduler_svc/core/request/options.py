@@ -162,6 +162,11 @@ class CoreOptions:
     track_paused_events: bool = False
 
     @property
+    def decodes_first(self) -> bool:
+        """True where decodes get a step's token budget before prefills."""
+        return self.step_priority is StepPriority.DECODE_FIRST
+
+    @property
     def tracks_events(self) -> bool:
         """True where any event of requests is kept."""
         return self.track_request_events or self.track_token_events or self.track_paused_events

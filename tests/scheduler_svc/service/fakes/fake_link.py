@@ -84,6 +84,7 @@ class FakeLink:
         self._attach_id = 0
         self._pending: deque[Step] = deque()
         self._waiting_attach: Attach | None = None
+        self._ends: dict[str, ExecutorEnd] = {}
 
     # Calls of the session
 
@@ -161,11 +162,11 @@ class FakeLink:
         address: str = "fake:1",
     ) -> None:
         """
-        Start an executor; answer a session that waits to be opened or a stream that waits to be
-        attached.
+        Start an executor, or let the one with this boot id be heard again, which goes on numbering
+        its sessions; answer a session that waits to be opened or a stream that waits to be attached.
         """
         self.runner = ArithmeticRunner(boot_id, geometry)
-        self.end = ExecutorEnd(boot_id, 16)
+        self.end = self._ends.setdefault(boot_id, ExecutorEnd(boot_id, 16))
         self.description = describe(boot_id, fingerprint, geometry)
         self.address = address
         self._pending.clear()
