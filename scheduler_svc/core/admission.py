@@ -99,7 +99,7 @@ def check_still_fits(limits: Limits, request: Request) -> None:
             "shorter prompt"
         )
         raise PromptTooLong(message, metadata=_of("max_model_len", limits.max_model_len))
-    _check_blocks(limits, request.prompt_len, request.stop_len)
+    _check_blocks(limits, request.prompt_len, request.terms.stop_len)
 
 
 def _check_parameters(new: NewRequest) -> None:
@@ -257,10 +257,10 @@ def _count_queued_tokens(replica: Replica, choices: list[Request]) -> int:
     """
     first = choices[0]
     cached_len = 0 if replica.kv.prefixes is None else replica.kv.prefixes.match_len(first)
-    first.queued_tokens = max(first.num_known - cached_len, 1)
+    first.terms.queued_tokens = max(first.num_known - cached_len, 1)
     for other in choices[1:]:
-        other.queued_tokens = max(other.num_prior, 1)
-    own, bound = sum(c.queued_tokens for c in choices), replica.cell.options.max_queued_tokens
+        other.terms.queued_tokens = max(other.terms.num_prior, 1)
+    own, bound = sum(c.terms.queued_tokens for c in choices), replica.cell.options.max_queued_tokens
     if bound is not None and own > bound:
         message = (
             f"{own} tokens of the prompt are to be computed and max_queued_tokens is {bound}: "

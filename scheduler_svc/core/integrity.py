@@ -20,7 +20,7 @@ def check_integrity(replica: Replica) -> None:
         InternalError: The first one that does not hold.
     """
     cell = replica.cell
-    without_slot = {request.number for request in cell.requests if request.slot is None}
+    without_slot = {request.number for request in cell.requests if request.place.slot is None}
     replica.kv.check_integrity(replica.slots, without_slot)
     cell.queue.check_integrity()
     cell.requests.check_integrity()
@@ -39,7 +39,7 @@ def _check_slots(replica: Replica) -> None:
     live = np.flatnonzero(slots.live)
     num_running = int(np.count_nonzero(slots.running))
     ended = [slot for slot in live.tolist() if slots.holder(slot) is None]
-    held = [request.slot for request in slots.running_requests()]
+    held = [request.place.slot for request in slots.running_requests()]
     _require(sorted(slots.ended) == ended, "the slots to release are not those without a request")
     _require(held == np.flatnonzero(slots.running).tolist(), "a slot runs without a request")
     _require(num_running == slots.num_running, "the count of running slots is wrong")
@@ -62,8 +62,8 @@ def _check_holder(replica: Replica, slot: int, request: Request) -> None:
     if slot in replica.paused:
         expected = RequestState.PAUSED
     num_outputs = len(request.outputs) + slots.tokens.tail_len(slot)
-    _require(request.slot == slot, f"{name} does not know its slot")
-    _require(request.slot_key == (slot, slots.generation[slot]), f"{name} has a wrong slot key")
+    _require(request.place.slot == slot, f"{name} does not know its slot")
+    _require(request.place.key == (slot, slots.generation[slot]), f"{name} has a wrong slot key")
     _require(
         request.state is expected, f"{name} is {request.state.value}, expected {expected.value}"
     )
@@ -84,12 +84,14 @@ def _check_places(replica: Replica) -> None:
     places = Counter[int]()
     for request in cell.queue:
         _require(request.state is RequestState.WAITING, "a request waits in another state")
-        _require(request.slot is None, "a waiting request has a slot")
+        _require(request.place.slot is None, "a waiting request has a slot")
         places[request.number] += 1
     for key, request in replica.draining.items():
         _require(request.state is RequestState.DRAINING, "a request drains in another state")
-        _require(request.slot_key == key, "a draining request is under another's key")
-        _require(request.applied < request.planned, "a request drains with nothing in flight")
+        _require(request.place.key == key, "a draining request is under another's key")
+        _require(
+            request.place.applied < request.place.planned, "a request drains with nothing in flight"
+        )
         places[request.number] += 1
     for request in replica.slots.running_requests():
         places[request.number] += 1
@@ -123,7 +125,7 @@ def _check_counters(replica: Replica) -> None:
             in_flight[key] == expected, f"slot {slot} has planned tokens that are not in flight"
         )
     for key, request in replica.draining.items():
-        expected = request.planned - request.applied
+        expected = request.place.planned - request.place.applied
         _require(in_flight[key] == expected, "a draining request waits for what is not in flight")
     counters = cell.counters
     in_system = counters.accepted - counters.finished - counters.failed
@@ -133,7 +135,7 @@ def _check_counters(replica: Replica) -> None:
 def _check_events(replica: Replica) -> None:
     cell = replica.cell
     if cell.recorder is not None:
-        seen = [(one, num_outputs(replica, one) - one.num_prior) for one in cell.requests]
+        seen = [(one, num_outputs(replica, one) - one.terms.num_prior) for one in cell.requests]
         cell.recorder.check_integrity(seen)
 
 

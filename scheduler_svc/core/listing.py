@@ -51,12 +51,12 @@ def list_requests(replica: Replica) -> list[RequestRow]:
 
 def num_outputs(replica: Replica, request: Request) -> int:
     """Return the number of output tokens known of a live request."""
-    in_tail = 0 if request.slot is None else replica.slots.tokens.tail_len(request.slot)
+    in_tail = 0 if request.place.slot is None else replica.slots.tokens.tail_len(request.place.slot)
     return len(request.outputs) + in_tail
 
 
 def _row(replica: Replica, request: Request) -> RequestRow:
-    new, first_s = request.new, request.first_token_s
+    new, first_s = request.new, request.times.first_token_s
     return RequestRow(
         request_id=new.request_id,
         handle=new.handle,
@@ -65,11 +65,11 @@ def _row(replica: Replica, request: Request) -> RequestRow:
         tenant=new.tenant,
         priority=new.priority,
         num_prompt_tokens=request.prompt_len,
-        num_cached_tokens=request.num_cached_tokens,
+        num_cached_tokens=request.prefix.num_cached_tokens,
         num_output_tokens=num_outputs(replica, request),
         arrival_s=new.arrival_s,
         ttft_s=None if first_s is None else first_s - new.arrival_s,
-        num_preemptions=request.num_preemptions,
+        num_preemptions=request.setbacks.num_preemptions,
     )
 
 

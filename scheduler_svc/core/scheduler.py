@@ -112,12 +112,12 @@ class Scheduler:
         if cell.options.priority_preemption:
             replica.is_full = False
         for choice in choices:
-            if choice.num_prior:
+            if choice.terms.num_prior:
                 finish_if_over(replica, choice, choice.outputs[-1], now)
         first = choices[0]
         return Acceptance(
-            num_truncated_tokens=first.num_truncated_tokens,
-            max_tokens=first.stop_len - first.prompt_len,
+            num_truncated_tokens=first.terms.num_truncated_tokens,
+            max_tokens=first.terms.stop_len - first.prompt_len,
         )
 
     def end_request(
@@ -171,8 +171,8 @@ class Scheduler:
             RequestNotFound: No live request has this id.
         """
         for request in self._cell.requests.choices_of(request_id):
-            if request.slot is not None:
-                self._replica.preempt(request.slot)
+            if request.place.slot is not None:
+                self._replica.preempt(request.place.slot)
 
     def flush_prefix_cache(self) -> int:
         """
@@ -201,8 +201,8 @@ class Scheduler:
         request = self._cell.requests.find(handle)
         if request is None:
             return None
-        if request.slot is not None:
-            self._replica.slots.tokens.flush(request.slot)
+        if request.place.slot is not None:
+            self._replica.slots.tokens.flush(request.place.slot)
         return request.outputs.tolist()
 
     def list_requests(self) -> list[RequestRow]:
@@ -352,7 +352,7 @@ class Scheduler:
         self.expire(now)
         self._replica.start_over(limits)
         for request in list(self._cell.queue):
-            request.stop_len = min(request.stop_len, limits.max_model_len)
+            request.terms.stop_len = min(request.terms.stop_len, limits.max_model_len)
             try:
                 check_still_fits(limits, request)
             except TandemError as error:

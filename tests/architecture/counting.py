@@ -74,7 +74,7 @@ def counted(tree: Tree) -> list[Figure]:
         *files_per_folder(tree.tests, "test"),
         lines_to_read(tree, "plan"),
         lines_to_read(tree, "process_output", "apply_result"),
-        attributes_per_class(tree),
+        *attributes_per_class(tree),
         files_that_name(tree, "repetition_penalty"),
         measuring_lines(tree),
         docstrings_about_people(tree),
@@ -106,17 +106,26 @@ def lines_to_read(tree: Tree, *functions: str) -> Figure:
     return _sum(what, "<= 1,500", {name: tree.num_lines(name) for name in read})
 
 
-def attributes_per_class(tree: Tree) -> Figure:
-    """Count the public fields and properties of each class of the core."""
-    sizes = {
-        f"{name}:{node.name}": len(public_attributes(node))
-        for name in tree.python(f"{CORE}/")
-        for node in ast.walk(tree.syntax(name))
-        if isinstance(node, ast.ClassDef)
-    }
-    largest = dict(Counter(sizes).most_common(10))
-    value = max(sizes.values(), default=None)
-    return figure("public attributes of the core's largest class", "<= 12", value, largest)
+def attributes_per_class(tree: Tree) -> list[Figure]:
+    """Count public fields and properties in the core: of classes with state, and of values."""
+    owners, values = Counter[str](), Counter[str]()
+    for name in tree.python(f"{CORE}/"):
+        for node in ast.walk(tree.syntax(name)):
+            if isinstance(node, ast.ClassDef):
+                sizes = values if _is_frozen(node) else owners
+                sizes[f"{name}:{node.name}"] = len(public_attributes(node))
+    return [
+        figure(what, aim, max(sizes.values(), default=None), dict(sizes.most_common(10)))
+        for what, aim, sizes in (
+            ("public attributes of the core's largest class", "<= 12", owners),
+            ("public fields of the core's largest frozen value", "", values),
+        )
+    ]
+
+
+def _is_frozen(node: ast.ClassDef) -> bool:
+    """Return True for a dataclass whose fields never change."""
+    return any("frozen=True" in ast.unparse(line) for line in node.decorator_list)
 
 
 def public_attributes(node: ast.ClassDef) -> set[str]:

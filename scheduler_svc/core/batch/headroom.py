@@ -47,7 +47,7 @@ class Headroom:
             return False
         if not slots.num_running or not cell.options.schedule_conservativeness:
             return True
-        max_new = request.stop_len - request.num_known
+        max_new = request.terms.stop_len - request.num_known
         if not request.new.eos_token_ids and not cell.options.prefix_caching:
             return self._lasts(num_blocks, max_new, available)
         return self._estimate().fits(available * replica.limits.block_size, extend_len, max_new)
@@ -55,7 +55,7 @@ class Headroom:
     def charge(self, request: Request) -> None:
         """Reserve for a request that is being admitted; to be called before it has its slot."""
         if self._replica.cell.options.schedule_conservativeness:
-            self._estimate().charge(request.stop_len - request.num_known)
+            self._estimate().charge(request.terms.stop_len - request.num_known)
 
     def _lasts(self, num_blocks: int, max_new: int, available: int) -> bool:
         """

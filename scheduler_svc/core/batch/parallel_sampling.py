@@ -15,7 +15,7 @@ from array import array
 from dataclasses import replace
 
 from scheduler_svc.core.kv_cache.prefix_cache import Prefix, writer_key
-from scheduler_svc.core.request.request import NewRequest, Request
+from scheduler_svc.core.request.request import NewRequest, Request, Terms
 from scheduler_svc.core.slots.slots import SlotTable
 
 
@@ -30,14 +30,11 @@ def choices_of(
         if choice:
             sampling = replace(new.sampling, choice=new.sampling.choice + choice)
             own = replace(new, handle=new.handle + choice, sampling=sampling)
-        request = Request(
-            new=own,
-            number=first_number + len(requests),
-            stop_len=stop_len,
-            outputs=array("i", prior),
-            num_prior=len(prior),
-            num_truncated_tokens=num_truncated_tokens,
+        terms = Terms(
+            stop_len=stop_len, num_prior=len(prior), num_truncated_tokens=num_truncated_tokens
         )
+        number = first_number + len(requests)
+        request = Request(new=own, number=number, terms=terms, outputs=array("i", prior))
         requests.append(request)
     return requests
 
@@ -45,7 +42,7 @@ def choices_of(
 def is_sibling_computing(slots: SlotTable, request: Request) -> bool:
     """Return True while another choice computes the prompt, which is worth waiting for."""
     return any(
-        sibling.slot is not None and slots.planned[sibling.slot] < sibling.prompt_len
+        sibling.place.slot is not None and slots.planned[sibling.place.slot] < sibling.prompt_len
         for sibling in request.siblings
     )
 
@@ -53,8 +50,11 @@ def is_sibling_computing(slots: SlotTable, request: Request) -> bool:
 def find_sibling(slots: SlotTable, request: Request) -> int | None:
     """Return the slot of another choice with its whole prompt sent in earlier batches, if any."""
     for sibling in request.siblings:
-        if sibling.slot is not None and slots.planned[sibling.slot] >= sibling.prompt_len:
-            return sibling.slot
+        if (
+            sibling.place.slot is not None
+            and slots.planned[sibling.place.slot] >= sibling.prompt_len
+        ):
+            return sibling.place.slot
     return None
 
 
@@ -67,4 +67,4 @@ def prefix_of_sibling(slots: SlotTable, request: Request, slot: int) -> Prefix:
 def writers_of_sibling(slots: SlotTable, slot: int) -> frozenset[int]:
     """Return the keys of the writers of the prompt's KV in the block table of `slot`."""
     own = writer_key(slot, int(slots.generation[slot]))
-    return slots.request_of(slot).kv_writers | {own}
+    return slots.request_of(slot).prefix.writers | {own}

@@ -94,7 +94,7 @@ def _find_prefix(builder: BatchBuilder, request: Request) -> tuple[Prefix, int |
     replica, slots = builder.replica, builder.replica.slots
     if builder.swaps is not None and builder.swaps.is_leaving(request):
         return None
-    if request.is_alone:
+    if request.prefix.is_alone:
         return NOTHING_CACHED, None
     sibling = parallel_sampling.find_sibling(slots, request)
     if sibling is None and parallel_sampling.is_sibling_computing(slots, request):
@@ -127,14 +127,14 @@ def _try_admit(
     num_cached = prefix.num_tokens
     if copy is not None:
         num_cached = builder.swapping().copy_in(request, blocks, num_cached)
-        writers |= request.kv_writers
-    request.kv_writers = writers
+        writers |= request.prefix.writers
+    request.prefix.writers = writers
     builder.headroom().charge(request)
     cell.queue.take(request, now)
     note_admitted(replica, request)
     request.move(RequestState.PREFILL)
     _note_first_admission(builder, request, prefix, now)
-    slot = slots.occupy(request, blocks, limits.blocks_for(request.stop_len - 1), num_cached)
+    slot = slots.occupy(request, blocks, limits.blocks_for(request.terms.stop_len - 1), num_cached)
     replica.kv.prefix_cache.note_admitted(slot, request, prefix, sibling)
     if copy is not None and not copy.may_index:
         replica.kv.prefix_cache.distrust(slot)
@@ -207,8 +207,8 @@ def _note_first_admission(
     if cell.options.prefix_caching:
         cell.counters.prefix_lookup_tokens += request.num_known
         cell.counters.prefix_hit_tokens += prefix.num_tokens
-    if request.scheduled_s is None:
-        request.scheduled_s = now
-        request.num_cached_tokens = min(prefix.num_tokens, request.prompt_len)
+    if request.times.scheduled_s is None:
+        request.times.scheduled_s = now
+        request.prefix.num_cached_tokens = min(prefix.num_tokens, request.prompt_len)
     if cell.recorder is not None:
         cell.recorder.note(EventKind.SCHEDULED, request, now)

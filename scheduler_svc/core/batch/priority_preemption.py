@@ -22,7 +22,9 @@ MAX_ADVANCED = 32
 
 def note_admitted(replica: Replica, request: Request) -> None:
     """Note an admitted request as a candidate for priority preemption, unless it is exempt."""
-    if replica.cell.options.priority_preemption and not (request.was_aged or request.gave_way):
+    if replica.cell.options.priority_preemption and not (
+        request.setbacks.was_aged or request.setbacks.gave_way
+    ):
         replica.may_give_way.push(-request.new.priority, -request.number, request)
 
 
@@ -51,9 +53,9 @@ def make_way(builder: BatchBuilder, now: float) -> None:
             victim = _victim_for(replica, request)
             if victim is None or not _can_fit(replica, request, promised_blocks):
                 return
-            assert victim.slot is not None
-            victim.gave_way = True
-            replica.preempt(victim.slot, "gave way to a better priority")
+            assert victim.place.slot is not None
+            victim.setbacks.gave_way = True
+            replica.preempt(victim.place.slot, "gave way to a better priority")
             builder.release_ended()
         promised_blocks += replica.limits.blocks_for(request.num_known)
 
@@ -81,7 +83,7 @@ def _fits(replica: Replica, request: Request, promised_slots: int, promised_bloc
 def _can_fit(replica: Replica, request: Request, promised_blocks: int) -> bool:
     """Return False when a request would lack blocks even if all that may give way to it did."""
     yielding = [one for one in replica.may_give_way if one.new.priority > request.new.priority]
-    held = sum(int(replica.slots.blocks.num_blocks[one.slot]) for one in yielding)
+    held = sum(int(replica.slots.blocks.num_blocks[one.place.slot]) for one in yielding)
     available = replica.kv.pool.num_available + held - promised_blocks
     usage = (replica.kv.pool.num_used - held) / replica.kv.pool.num_blocks
     has_blocks = replica.limits.blocks_for(request.num_known) <= available

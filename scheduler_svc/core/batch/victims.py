@@ -54,7 +54,10 @@ def least_urgent(slots: SlotTable, candidates: NDArray[np.intp]) -> NDArray[np.i
     requests = [slots.request_of(slot) for slot in candidates.tolist()]
     most_urgent = np.iinfo(np.int64).min
     priority = np.array(
-        [most_urgent if request.was_aged else request.new.priority for request in requests],
+        [
+            most_urgent if request.setbacks.was_aged else request.new.priority
+            for request in requests
+        ],
         np.int64,
     )
     chosen: NDArray[np.intp] = candidates[priority == priority.max()]

@@ -21,9 +21,9 @@ def distrust(replica: Replica, request: Request, also: AbstractSet[int] = frozen
     Drop from the prefix cache the KV computed by a request with a row error, by the requests that
     share it and by the writers `also`; those that share it start over with only their own KV.
     """
-    culprit = writer_key(*request.slot_key)
-    sharers = [other for other in replica.cell.requests if culprit in other.kv_writers]
-    keys = {writer_key(*sharer.slot_key) for sharer in sharers}
+    culprit = writer_key(*request.place.key)
+    sharers = [other for other in replica.cell.requests if culprit in other.prefix.writers]
+    keys = {writer_key(*sharer.place.key) for sharer in sharers}
     replica.kv.prefix_cache.forget_written_by({culprit, *keys, *also})
     _index_nothing_of(replica, request)
     for sharer in sharers:
@@ -35,13 +35,13 @@ def retry_alone(replica: Replica, request: Request) -> None:
     Start over a request that shared KV of others and got a row error, since the shared KV may have
     been wrong.
     """
-    distrust(replica, request, request.kv_writers)
+    distrust(replica, request, request.prefix.writers)
     _start_over(replica, request)
 
 
 def _index_nothing_of(replica: Replica, request: Request) -> None:
-    slot = request.slot_key[0]
-    if request.slot is not None or replica.slots.ended.get(slot) is request:
+    slot = request.place.key[0]
+    if request.place.slot is not None or replica.slots.ended.get(slot) is request:
         replica.kv.prefix_cache.distrust(slot)
 
 
@@ -50,15 +50,15 @@ def _start_over(replica: Replica, request: Request) -> None:
     Have a request compute all its KV itself; unlike at a preemption, its results in flight are
     dropped.
     """
-    request.kv_writers = frozenset()
-    request.is_alone = True
+    request.prefix.writers = frozenset()
+    request.prefix.is_alone = True
     replica.kv.host.discard(request.number)
     if request.state is RequestState.WAITING:
         return
     _index_nothing_of(replica, request)
-    if request.slot is not None:
-        replica.vacate(request.slot)
-        request.num_preemptions += 1
+    if request.place.slot is not None:
+        replica.vacate(request.place.slot)
+        request.setbacks.num_preemptions += 1
         replica.cell.counters.preemptions += 1
         replica.cell.note(EventKind.RETRACT, request, "shared KV was wrong")
     replica.wait_again(request)

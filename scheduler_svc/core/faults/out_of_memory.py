@@ -55,8 +55,8 @@ def note_out_of_memory(replica: Replica, rows: PlannedRows, alone: Request | Non
     )
     if alone is None or num_tokens > SMALL_STEP_TOKENS:
         return
-    alone.num_out_of_memory += 1
-    if alone.num_out_of_memory >= FAILS_AT:
+    alone.setbacks.num_out_of_memory += 1
+    if alone.setbacks.num_out_of_memory >= FAILS_AT:
         room.note_culprit_gone(cell.counters.steps)
         _fail(replica, alone)
 

@@ -54,8 +54,10 @@ def _stand(replica: Replica, key: tuple[int, int]) -> tuple[Request, int] | None
     request = replica.request_at(*key)
     if request is None:
         return None
-    is_draining = request.slot is None
-    return request, request.applied if is_draining else int(replica.slots.tokens.applied[key[0]])
+    is_draining = request.place.slot is None
+    return request, request.place.applied if is_draining else int(
+        replica.slots.tokens.applied[key[0]]
+    )
 
 
 def note_death(
@@ -117,9 +119,9 @@ def note_progress(replica: Replica, now: float) -> None:
     suspects, applied = cell.suspects, replica.slots.tokens.applied
     was_trial = bool(suspects.trial)
     cleared = suspects.note_progress(
-        (mark, int(applied[mark.request.slot]))
+        (mark, int(applied[mark.request.place.slot]))
         for mark in suspects.marks()
-        if mark.request.slot is not None
+        if mark.request.place.slot is not None
     )
     if not cleared:
         return

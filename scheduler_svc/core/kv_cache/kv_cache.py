@@ -63,11 +63,11 @@ class KvCache:
         Reserve host blocks for a request that has lost its slot, where preemption swaps and it has
         computed anything; returns False where host blocks are too few.
         """
-        if not self._swaps or not request.planned:
+        if not self._swaps or not request.place.planned:
             return True
         may_index = self.prefix_cache.may_index(slot)
         if not self.host.try_reserve(
-            request.number, request.planned, self._block_size, may_index=may_index
+            request.number, request.place.planned, self._block_size, may_index=may_index
         ):
             return False
         self._swapping[slot] = request.number

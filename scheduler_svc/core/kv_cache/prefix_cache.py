@@ -165,7 +165,7 @@ class PrefixCache:
         if self._index is None or not self._may_index[slot]:
             return
         slots = self._slots
-        chain, start = slots.request_of(slot).digests, self._num_indexed[slot]
+        chain, start = slots.request_of(slot).prefix.digests, self._num_indexed[slot]
         end = min(int(slots.planned[slot]) // slots.blocks.block_size, len(chain))
         if end <= start:
             return
@@ -252,7 +252,7 @@ class PrefixCache:
         for slot, digest in self._awaited.items():
             is_next = (
                 slots.running[slot]
-                and digest == (slots.request_of(slot).digests[self._num_indexed[slot]])
+                and digest == (slots.request_of(slot).prefix.digests[self._num_indexed[slot]])
             )
             if not is_next:
                 raise InternalError(f"slot {slot} is waited for and does not compute the block")
@@ -264,7 +264,7 @@ class PrefixCache:
         """
         index, start = self._index, self._num_indexed[slot]
         assert index is not None
-        end = min(request.planned, request.num_known) // self._slots.blocks.block_size
+        end = min(request.place.planned, request.num_known) // self._slots.blocks.block_size
         if end <= start:
             return []
         chain, blocks = self._chain(request, end)[:end], blocks[:end]
@@ -305,7 +305,7 @@ class PrefixCache:
 
     def _chain(self, request: Request, num_blocks: int | None = None) -> list[bytes]:
         """Return the digests of a request's first full blocks, hashing those not hashed yet."""
-        chain, bs = request.digests, self._slots.blocks.block_size
+        chain, bs = request.prefix.digests, self._slots.blocks.block_size
         if num_blocks is None:
             num_blocks = request.num_known // bs
         if not chain and num_blocks:

@@ -191,8 +191,8 @@ class EventRecorder:
         """Record an event of any kind but a token or a pause."""
         is_end = kind in _ENDS
         ttft_s = None
-        if is_end and request.first_token_s is not None:
-            ttft_s = request.first_token_s - request.new.arrival_s
+        if is_end and request.times.first_token_s is not None:
+            ttft_s = request.times.first_token_s - request.new.arrival_s
         event = RequestEvent(
             kind=kind,
             time_s=now,

@@ -201,8 +201,8 @@ def _count_rows(replica: Replica, rows: PlannedRows) -> list[Request]:
         request = replica.draining.get((int(rows.slot[row]), int(rows.generation[row])))
         if request is None:
             continue
-        request.applied += int(rows.num_tokens[row])
-        if request.applied == request.planned:
+        request.place.applied += int(rows.num_tokens[row])
+        if request.place.applied == request.place.planned:
             drained.append(request)
     _note_prefills(replica, rows)
     return drained
@@ -274,11 +274,11 @@ def _append_late_token(replica: Replica, result: StepResult, row: int, now: floa
         return
     offset, token = len(request.outputs), int(result.token[row])
     request.outputs.append(token)
-    if request.last_token_s is None:
+    if request.times.last_token_s is None:
         replica.cell.latencies.note_first_tokens([request], now)
     else:
-        cell.latencies.inter_token_s.observe(np.array([now - request.last_token_s]))
-    request.last_token_s = now
+        cell.latencies.inter_token_s.observe(np.array([now - request.times.last_token_s]))
+    request.times.last_token_s = now
     cell.events.add_tokens(
         np.array([request.new.handle], np.int64),
         np.array([offset], np.int32),
@@ -294,7 +294,7 @@ def _fail_row(replica: Replica, error: RowError) -> None:
     request = replica.request_at(error.slot, error.generation)
     if request is None:
         return
-    if request.kv_writers and error.kind is RowErrorKind.INVALID_LOGITS:
+    if request.prefix.writers and error.kind is RowErrorKind.INVALID_LOGITS:
         retry_alone(replica, request)
     else:
         distrust(replica, request)

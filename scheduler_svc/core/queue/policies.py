@@ -313,6 +313,6 @@ def bucket_of(policy: SchedulePolicy) -> Bucket:
         case SchedulePolicy.DFS_WEIGHT:
             return DfsWeightBucket()
         case SchedulePolicy.LOF:
-            return KeyBucket(lambda request: request.prompt_len - request.stop_len)
+            return KeyBucket(lambda request: request.prompt_len - request.terms.stop_len)
         case SchedulePolicy.RANDOM:
             return KeyBucket(lambda request: scatter(request.number))

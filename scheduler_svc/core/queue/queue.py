@@ -102,7 +102,7 @@ class WaitingQueue:
         found[1].add(request)
         periods = self._fresh_periods.setdefault(request.new.priority, OrderedDict())
         periods[place.period] = periods.get(place.period, 0) + 1
-        self.num_fresh_tokens += request.queued_tokens
+        self.num_fresh_tokens += request.terms.queued_tokens
 
     def put_back(self, request: Request, now: float) -> None:
         """Add a request that ran before."""
@@ -115,8 +115,8 @@ class WaitingQueue:
     def take(self, request: Request, now: float) -> None:
         """Remove a request that is admitted, and note how long it has waited in all."""
         since_s = self._places[request.number].since_s
-        request.waited_s = now - since_s
-        request.was_aged = since_s <= self._aged_before_s(now)
+        request.times.waited_s = now - since_s
+        request.setbacks.was_aged = since_s <= self._aged_before_s(now)
         self.discard(request)
 
     def discard(self, request: Request) -> None:
@@ -200,12 +200,12 @@ class WaitingQueue:
         ]
         if not (sorted(by_number) == sorted(by_age) == sorted(ran)):
             raise InternalError("the queue's indexes of requests that ran before differ")
-        tokens = sum(request.queued_tokens for request in self._fresh.values())
+        tokens = sum(request.terms.queued_tokens for request in self._fresh.values())
         if tokens != self.num_fresh_tokens:
             raise InternalError("the count of queued tokens is wrong")
 
     def _place(self, request: Request, now: float, *, ran: bool) -> _Place:
-        since_s = now - request.waited_s
+        since_s = now - request.times.waited_s
         period = floor(since_s / self._options.ageing_s)
         place = _Place(request, since_s, period, ran)
         self._places[request.number] = place
@@ -227,7 +227,7 @@ class WaitingQueue:
             del periods[place.period]
             if not periods:
                 del self._fresh_periods[priority]
-        self.num_fresh_tokens -= request.queued_tokens
+        self.num_fresh_tokens -= request.terms.queued_tokens
 
     def _discard_returned(self, request: Request) -> None:
         returned = self._returned[request.new.priority]

@@ -122,6 +122,98 @@ LEGAL_MOVES: dict[RequestState, frozenset[RequestState]] = {
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
+class Terms:
+    """
+    Lengths on which a request was accepted.
+
+    Attributes:
+        stop_len: Tokens of prompt plus output at which it ends.
+        num_prior: Output tokens it came with.
+        num_truncated_tokens: Oldest tokens of its prompt that were cut when it was submitted.
+        queued_tokens: Uncached tokens of its prompt when it was submitted, for max_queued_tokens.
+    """
+
+    stop_len: int
+    num_prior: int = 0
+    num_truncated_tokens: int = 0
+    queued_tokens: int = 0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Place:
+    """
+    Slot of a request, or what it took along from its latest one.
+
+    Attributes:
+        slot: Its slot; None while it has none.
+        key: Slot and generation that its results in flight carry, once it had a slot.
+        planned: Tokens sent for computing in its latest slot, set when it loses that slot.
+        applied: Planned tokens with results seen, set when it loses its slot.
+    """
+
+    slot: int | None = None
+    key: tuple[int, int] = (-1, 0)
+    planned: int = 0
+    applied: int = 0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Times:
+    """
+    Times of a request, on the clock the core is driven with; None before they were reached.
+
+    Attributes:
+        scheduled_s: Its first admission.
+        first_token_s: Its first token.
+        last_token_s: Its latest token, set when it loses its slot.
+        waited_s: Seconds it waited in all before its latest admission.
+    """
+
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    waited_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PrefixUse:
+    """
+    KV that a request shares with others.
+
+    Attributes:
+        digests: Digests of its leading full blocks, as far as they were needed.
+        writers: Keys, as of `prefix_cache.writer_key`, of the requests that computed the KV it
+            found cached.
+        num_cached_tokens: Prompt tokens found cached when it was first admitted.
+        is_alone: True when it computes everything itself, as KV that it shared may have been wrong.
+    """
+
+    digests: list[bytes] = field(default_factory=list)
+    writers: frozenset[int] = frozenset()
+    num_cached_tokens: int = 0
+    is_alone: bool = False
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Setbacks:
+    """
+    Preemptions and the like of a request, for rules that treat it better or worse next time.
+
+    Attributes:
+        num_preemptions: Number of times it lost its slot, losses of the executor not counted.
+        num_out_of_memory: Number of small steps with it alone that ran out of executor memory.
+        was_aged: True when it had waited so long by its latest admission that it went ahead of all
+            that had not.
+        gave_way: True when it lost a slot to a request of better priority; that happens once.
+    """
+
+    num_preemptions: int = 0
+    num_out_of_memory: int = 0
+    was_aged: bool = False
+    gave_way: bool = False
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class Request:
     """
     A request in the system; the core is its one owner.
@@ -132,52 +224,25 @@ class Request:
     Attributes:
         new: The request as it was submitted.
         number: Number in the order of arrival; never reused.
-        stop_len: Tokens of prompt plus output at which it ends.
+        terms: Lengths on which it was accepted.
+        state: See `RequestState`.
         outputs: Output tokens so far, those it came with included.
-        num_prior: Output tokens it came with.
-        slot: Its slot; None while it has none.
-        slot_key: Slot and generation that its results in flight carry, once it had a slot.
-        planned: Tokens sent for computing in its latest slot, set when it loses that slot.
-        applied: Planned tokens with results seen, set when it loses its slot.
-        waited_s: Seconds it waited in all before its latest admission.
-        was_aged: True when it had waited so long by its latest admission that it went ahead of all
-            that had not.
-        gave_way: True when it lost a slot to a request of better priority; that happens once.
-        digests: Digests of its leading full blocks, as far as they were needed.
-        kv_writers: Keys, as of `prefix_cache.writer_key`, of the requests that computed the KV it
-            found cached.
-        num_cached_tokens: Prompt tokens found cached when it was first admitted.
-        num_out_of_memory: Number of small steps with it alone that ran out of executor memory.
-        is_alone: True when it computes everything itself, as KV that it shared may have been wrong.
+        place: Its slot.
+        times: When it was admitted and produced tokens.
+        prefix: KV that it shares with others.
+        setbacks: Preemptions and the like.
         siblings: The live choices of this request, in order; one list for all of them.
-        queued_tokens: Uncached tokens of its prompt when it was submitted, for max_queued_tokens.
-        num_truncated_tokens: Oldest tokens of its prompt that were cut when it was submitted.
     """
 
     new: NewRequest
     number: int
-    stop_len: int
+    terms: Terms
     state: RequestState = RequestState.WAITING
     outputs: array[int] = field(default_factory=lambda: array("i"))
-    num_prior: int = 0
-    slot: int | None = None
-    slot_key: tuple[int, int] = (-1, 0)
-    planned: int = 0
-    applied: int = 0
-    scheduled_s: float | None = None
-    first_token_s: float | None = None
-    last_token_s: float | None = None
-    num_preemptions: int = 0
-    waited_s: float = 0.0
-    was_aged: bool = False
-    gave_way: bool = False
-    queued_tokens: int = 0
-    num_truncated_tokens: int = 0
-    digests: list[bytes] = field(default_factory=list)
-    kv_writers: frozenset[int] = frozenset()
-    num_cached_tokens: int = 0
-    num_out_of_memory: int = 0
-    is_alone: bool = False
+    place: Place = field(default_factory=Place)
+    times: Times = field(default_factory=Times)
+    prefix: PrefixUse = field(default_factory=PrefixUse)
+    setbacks: Setbacks = field(default_factory=Setbacks)
     siblings: list[Request] = field(default_factory=list)
 
     @property
@@ -190,15 +255,9 @@ class Request:
         """Tokens of prompt and outputs so far."""
         return len(self.new.prompt) + len(self.outputs)
 
-    @property
-    def end_ids(self) -> frozenset[int]:
-        """Token ids that end it, with EOS or with STOP_TOKEN."""
-        return self.new.end_ids
-
-    @property
     def ends_by_context(self) -> bool:
-        """True when the context bounds the output, not the `max_tokens` that was asked for."""
-        is_cut = self.stop_len < self.prompt_len + self.new.max_tokens
+        """Return True when the context bounds the output, not the `max_tokens` asked for."""
+        is_cut = self.terms.stop_len < self.prompt_len + self.new.max_tokens
         return is_cut or self.new.fills_context
 
     def known_tokens(self) -> Int32Column:

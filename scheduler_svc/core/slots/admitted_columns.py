@@ -54,14 +54,14 @@ class AdmittedColumns:
         """Write the row of a request that gets a slot."""
         self.known_len[slot] = request.num_known
         self.prompt_len[slot] = request.prompt_len
-        self.submitted_len[slot] = request.prompt_len + request.num_prior
-        self.stop_len[slot] = request.stop_len
+        self.submitted_len[slot] = request.prompt_len + request.terms.num_prior
+        self.stop_len[slot] = request.terms.stop_len
         self.max_blocks[slot] = max_blocks
         self.handle[slot] = request.new.handle
         self.number[slot] = request.number
         self.turn[slot] = self._num_turns = self._num_turns + 1
-        self.end_ids.add(request.end_ids)
+        self.end_ids.add(request.new.end_ids)
 
     def end(self, request: Request) -> None:
         """Note that a request lost its slot; its row stays readable."""
-        self.end_ids.remove(request.end_ids)
+        self.end_ids.remove(request.new.end_ids)

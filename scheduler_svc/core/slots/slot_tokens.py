@@ -89,7 +89,9 @@ class SlotTokens:
         self._write()
         self._known[slot] = request.num_known
         self._applied[slot] = num_cached
-        self._last_token_s[slot] = 0.0 if request.last_token_s is None else request.last_token_s
+        self._last_token_s[slot] = (
+            0.0 if request.times.last_token_s is None else request.times.last_token_s
+        )
         self.tail_start[slot] = request.num_known
         self._base[slot] = slot * _ROW_LEN - request.num_known
 

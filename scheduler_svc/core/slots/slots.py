@@ -121,8 +121,8 @@ class SlotTable:
         self._served[slot] = 0
         self._requests[slot] = request
         self.num_running += 1
-        request.slot = slot
-        request.slot_key = slot, generation
+        request.place.slot = slot
+        request.place.key = slot, generation
         self._length_key[slot] = length_key(slot, generation)
         self._hash.add(slot_term(slot, generation, int(self.planned[slot])))
         self._hash.add(self.blocks.begin(slot, blocks))
@@ -135,10 +135,13 @@ class SlotTable:
         """
         request = self.request_of(slot)
         self.tokens.flush(slot)
-        request.slot = None
-        request.planned, request.applied = int(self.planned[slot]), int(self.tokens.applied[slot])
-        if len(request.outputs) > request.num_prior:
-            request.last_token_s = float(self.tokens.last_token_s[slot])
+        request.place.slot = None
+        request.place.planned, request.place.applied = (
+            int(self.planned[slot]),
+            int(self.tokens.applied[slot]),
+        )
+        if len(request.outputs) > request.terms.num_prior:
+            request.times.last_token_s = float(self.tokens.last_token_s[slot])
         self._requests[slot] = None
         self.admitted.end(request)
         self.set_decoding(slot, is_decoding=False)

@@ -30,7 +30,7 @@ def finish(
     if cell.recorder is not None:
         cell.recorder.note(EventKind.FINISH, request, now, reason.name)
     arrival_s, known = request.new.arrival_s, len(request.outputs)
-    scheduled_s, first_s = request.scheduled_s, request.first_token_s
+    scheduled_s, first_s = request.times.scheduled_s, request.times.first_token_s
     cell.events.add(
         Ended(
             handle=request.new.handle,
@@ -38,25 +38,27 @@ def finish(
             matched_token=matched_token,
             num_prompt_tokens=request.prompt_len,
             num_output_tokens=known if num_output_tokens is None else num_output_tokens,
-            num_cached_tokens=request.num_cached_tokens,
+            num_cached_tokens=request.prefix.num_cached_tokens,
             queue_s=(now if scheduled_s is None else scheduled_s) - arrival_s,
             first_token_s=None if first_s is None else first_s - arrival_s,
             total_s=now - arrival_s,
-            num_preemptions=request.num_preemptions,
+            num_preemptions=request.setbacks.num_preemptions,
         )
     )
 
 
 def finish_if_over(replica: Replica, request: Request, token: int, now: float) -> None:
     """Finish a request if its latest token ends it: EOS first, then stop ids, then lengths."""
-    slot = request.slot
+    slot = request.place.slot
     num_outputs = len(request.outputs) if slot is None else replica.slots.num_outputs(slot)
     if token in request.new.eos_token_ids:
         finish(replica, request, FinishReason.EOS, now, matched_token=token)
     elif token in request.new.stop_token_ids:
         finish(replica, request, FinishReason.STOP_TOKEN, now, matched_token=token)
-    elif request.prompt_len + num_outputs == request.stop_len:
-        reason = FinishReason.CONTEXT_LIMIT if request.ends_by_context else FinishReason.MAX_TOKENS
+    elif request.prompt_len + num_outputs == request.terms.stop_len:
+        reason = (
+            FinishReason.CONTEXT_LIMIT if request.ends_by_context() else FinishReason.MAX_TOKENS
+        )
         finish(replica, request, reason, now)
 
 

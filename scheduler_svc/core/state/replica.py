@@ -111,18 +111,18 @@ class Replica:
         self.vacate(slot)
         if not self.kv.try_plan_swap(slot, request):
             cell.counters.swap_fallbacks += 1
-        request.num_preemptions += 1
+        request.setbacks.num_preemptions += 1
         cell.counters.preemptions += 1
         cell.note(kind, request, detail)
-        if request.applied == request.planned:
+        if request.place.applied == request.place.planned:
             self.wait_again(request)
         else:
             request.move(RequestState.DRAINING)
-            self.draining[request.slot_key] = request
+            self.draining[request.place.key] = request
 
     def wait_again(self, request: Request) -> None:
         """Put a preempted request back in the waiting queue."""
-        self.draining.pop(request.slot_key, None)
+        self.draining.pop(request.place.key, None)
         request.move(RequestState.WAITING)
         self.cell.queue.put_back(request, self.cell.now_s)
 
@@ -143,10 +143,10 @@ class Replica:
         """Take an ending request out of its place here or in the queue."""
         self.is_full = False
         self.kv.host.discard(request.number)
-        if request.slot is not None:
-            self.vacate(request.slot)
+        if request.place.slot is not None:
+            self.vacate(request.place.slot)
         elif request.state is RequestState.DRAINING:
-            del self.draining[request.slot_key]
+            del self.draining[request.place.key]
         else:
             self.cell.queue.discard(request)
 
@@ -156,7 +156,7 @@ class Replica:
         if (draining := self.draining.get(key)) is not None:
             return draining
         holder = self.slots.holder(slot)
-        return holder if holder is not None and holder.slot_key == key else None
+        return holder if holder is not None and holder.place.key == key else None
 
     def start_over(self, limits: Limits) -> None:
         """
@@ -165,19 +165,19 @@ class Replica:
         """
         cell, ran = self.cell, self.slots.running_requests()
         lost = [*self.slots.planned[self.slots.running].tolist()]
-        lost += [request.planned for request in self.draining.values()]
+        lost += [request.place.planned for request in self.draining.values()]
         cell.counters.recomputed_tokens += sum(lost)
         for request in ran:
-            assert request.slot is not None
-            self.vacate(request.slot)
+            assert request.place.slot is not None
+            self.vacate(request.place.slot)
             cell.note(EventKind.RETRACT, request, "executor lost")
         for request in [*ran, *self.draining.values()]:
             self.wait_again(request)
         self.in_flight.clear()
         for request in cell.requests:
-            request.kv_writers = frozenset()
+            request.prefix.writers = frozenset()
             if limits.block_size != self.limits.block_size:
-                request.digests.clear()
+                request.prefix.digests.clear()
                 request.new = replace(request.new, block_digests=b"")
         self.limits = limits
         self.slots = SlotTable(limits, self.slots.next_version())

@@ -140,7 +140,7 @@ class TestForks:
         for _ in range(5):
             rig.step()
         replica = rig.core._replica
-        replica.preempt(replica.cell.requests._by_handle[1].slot)
+        replica.preempt(replica.cell.requests._by_handle[1].place.slot)
         rig.run()
         assert [0, 9, 10] == cached_in_order(rig)
         assert_outputs(rig)
@@ -238,7 +238,7 @@ class TestAllOrNone:
         for _ in range(3):
             rig.step()
         slots = rig.core._replica.slots
-        slot = rig.core._cell.requests._by_handle[1].slot
+        slot = rig.core._cell.requests._by_handle[1].place.slot
         rig.executor.poisoned.add((slot, int(slots.generation[slot])))
         rig.run()
         assert not rig.failed

@@ -80,7 +80,7 @@ def apply_more_than_planned(replica):
 
 
 def forget_its_slot(replica):
-    replica.slots.request_of(0).slot = 1
+    replica.slots.request_of(0).place.slot = 1
 
 
 def mistake_the_generation(replica):
@@ -117,11 +117,11 @@ def drain_under_another_key(replica):
 
 def drain_for_nothing(replica):
     request = next(iter(replica.draining.values()))
-    request.applied = request.planned
+    request.place.applied = request.place.planned
 
 
 def wait_for_what_is_not_in_flight(replica):
-    next(iter(replica.draining.values())).planned += 1
+    next(iter(replica.draining.values())).place.planned += 1
 
 
 def forget_a_batch(replica):

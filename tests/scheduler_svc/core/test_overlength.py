@@ -143,7 +143,7 @@ class TestTruncate:
         rig, digests = rig_of(), [bytes([number]) * 32 for number in range(15)]
         submit(rig, new_request(60, 100, block_digests=b"".join(digests)))
         rig.step()
-        assert digests == rig.core._cell.requests._by_handle[0].digests
+        assert digests == rig.core._cell.requests._by_handle[0].prefix.digests
 
     def test_digests_of_the_uncut_prompt_are_not_used(self):
         """

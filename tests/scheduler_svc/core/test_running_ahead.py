@@ -49,7 +49,7 @@ class TestRule1:
         for left in range(window, 0, -1):
             assert RequestState.DRAINING is rig.core.state_of(1)
             request = rig.core._cell.requests._by_handle[1]
-            assert left == request.planned - request.applied
+            assert left == request.place.planned - request.place.applied
             batch = rig.core.schedule(rig.now) if left == window else None
             if batch is not None:
                 rig.pending.append(rig.executor.execute(batch, rig.core.state_hash))
@@ -109,7 +109,9 @@ class TestRule1:
         while not rig.core.stats().retractions and rig.core.num_requests:
             known = {handle: len(rig.core.outputs(handle)) for handle in range(3)}
             rig.step()
-        lost = [h for h in range(3) if rig.core._cell.requests._by_handle[h].num_preemptions]
+        lost = [
+            h for h in range(3) if rig.core._cell.requests._by_handle[h].setbacks.num_preemptions
+        ]
         assert lost
         order = sorted(known, key=lambda handle: (known[handle], -handle))
         assert order[: len(lost)] == sorted(lost, reverse=True)
@@ -173,7 +175,7 @@ class TestRule3:
         """
         rig = decoding(window)
         held = rig.core.stats().used_blocks
-        slot = rig.core._cell.requests._by_handle[1].slot
+        slot = rig.core._cell.requests._by_handle[1].place.slot
         rig.core.end_handle(1, reason, rig.now, 1)
         rig.collect()
         rig.deliver()

@@ -193,7 +193,8 @@ class TestPausing:
             rig.step()
         evicted = [
             handle for handle in range(6)
-            if (request := rig.core._cell.requests._by_handle.get(handle)) and request.num_preemptions
+            if (request := rig.core._cell.requests._by_handle.get(handle))
+            and request.setbacks.num_preemptions
         ]  # fmt: skip
         kept = [handle for handle in before if handle in paused(rig)]
         assert before[: len(kept)] == kept
@@ -241,7 +242,11 @@ class TestEndsWhilePaused:
             rig.step()
         # The last token in flight when it was paused; no earlier output equals it.
         offset = (
-            int(rig.core._replica.slots.planned[rig.core._cell.requests._by_handle[handle].slot])
+            int(
+                rig.core._replica.slots.planned[
+                    rig.core._cell.requests._by_handle[handle].place.slot
+                ]
+            )
             - 8
         )
         token = rig.expected(handle)[offset]

@@ -122,9 +122,9 @@ class TestDraining:
         victim = draining[0]
         seen = len(victim.outputs)
         while victim.state is RequestState.DRAINING:
-            assert victim.applied < victim.planned
+            assert victim.place.applied < victim.place.planned
             batch = rig.step()
-            assert all(a.slot_key != victim.slot_key for a in [victim]) or not batch.admits
+            assert all(a.place.key != victim.place.key for a in [victim]) or not batch.admits
         assert len(victim.outputs) > seen
         rig.run()
         assert [rig.expected(0), rig.expected(1)] == [rig.outputs[0], rig.outputs[1]]

@@ -78,7 +78,7 @@ class TestVictims:
             rig.submit(prompt_len=prompt_len, max_tokens=30, priority=priority)
         worst = rig.core._cell.requests._by_handle[0]
         step_until_retracted(rig)
-        assert 1 == worst.num_preemptions
+        assert 1 == worst.setbacks.num_preemptions
         rig.run()
 
     @pytest.mark.parametrize("rule", [VictimRule.FEWEST_GENERATED, VictimRule.LAST_ADMITTED])
@@ -93,9 +93,9 @@ class TestVictims:
         rig.submit(prompt_len=8, max_tokens=30)
         rig.step()
         aged = rig.core._cell.requests._by_handle[0]
-        aged.was_aged = True
+        aged.setbacks.was_aged = True
         step_until_retracted(rig)
-        assert 0 == aged.num_preemptions
+        assert 0 == aged.setbacks.num_preemptions
         rig.run()
 
     @pytest.mark.parametrize("delay", [1, 2, 4])

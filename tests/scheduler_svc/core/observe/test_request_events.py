@@ -10,7 +10,13 @@ from scheduler_svc.core.kv_cache.block_pool import BlockPool
 from scheduler_svc.core.observe import request_events
 from scheduler_svc.core.observe.request_events import LEGAL_ORDER, EventKind, EventRecorder, Phase
 from scheduler_svc.core.request.options import CoreOptions
-from scheduler_svc.core.request.request import FinishReason, NewRequest, Request, RequestState
+from scheduler_svc.core.request.request import (
+    FinishReason,
+    NewRequest,
+    Request,
+    RequestState,
+    Terms,
+)
 from tandem.errors import InternalError, InvalidConfig, InvalidLogits, RequestNotFound
 from tests.scheduler_svc.core.harness import GREEDY, Rig, small_config
 
@@ -37,7 +43,7 @@ def make_request(number: int = 0, request_id: str = "r") -> Request:
     new = rig.submitted[0]
     fields = {name: getattr(new, name) for name in NewRequest.__dataclass_fields__}
     new = NewRequest(**(fields | {"request_id": request_id}))
-    return Request(new=new, number=number, stop_len=13)
+    return Request(new=new, number=number, terms=Terms(stop_len=13))
 
 
 class TestLife:

@@ -13,7 +13,7 @@ from scheduler_svc.core.queue.policies import MAX_LPM_WAITING, scatter
 from scheduler_svc.core.queue.queue import WaitingQueue
 from scheduler_svc.core.request.block_hashes import DIGEST_BYTES, block_digests
 from scheduler_svc.core.request.options import CoreOptions, SchedulePolicy
-from scheduler_svc.core.request.request import NewRequest, Request
+from scheduler_svc.core.request.request import NewRequest, Request, Terms
 from tests.scheduler_svc.core.harness import GREEDY, Rig, queue_position, small_config
 
 BLOCK = 4
@@ -74,7 +74,7 @@ def request(number: int, prompt: list[int] | None = None, max_tokens: int = 4) -
         max_tokens=max_tokens,
         arrival_s=0.0,
     )
-    return Request(new=new, number=number, stop_len=len(tokens) + max_tokens)
+    return Request(new=new, number=number, terms=Terms(stop_len=len(tokens) + max_tokens))
 
 
 def queue_of(policy: SchedulePolicy, requests: list[Request]) -> WaitingQueue:
@@ -419,7 +419,7 @@ class CountedRequest(Request):
     @classmethod
     def of(cls, number: int) -> CountedRequest:
         plain = request(number)
-        return cls(new=plain.new, number=number, stop_len=plain.stop_len)
+        return cls(new=plain.new, number=number, terms=plain.terms)
 
     def __getattribute__(self, name):
         if name == "number":

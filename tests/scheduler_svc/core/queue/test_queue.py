@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scheduler_svc.core.queue.keyed_heap import KeyedHeap
 from scheduler_svc.core.queue.queue import AGED_AFTER, WaitingQueue
 from scheduler_svc.core.request.options import CoreOptions, SchedulePolicy
-from scheduler_svc.core.request.request import NewRequest, Request
+from scheduler_svc.core.request.request import NewRequest, Request, Terms
 from tests.scheduler_svc.core.harness import GREEDY
 
 AGEING_S = 5.0
@@ -27,7 +27,9 @@ def request(number: int, priority: int = 0, max_tokens: int = 4) -> Request:
         arrival_s=0.0,
         priority=priority,
     )
-    return Request(new=new, number=number, stop_len=3 + max_tokens, queued_tokens=number + 1)
+    return Request(
+        new=new, number=number, terms=Terms(stop_len=3 + max_tokens, queued_tokens=number + 1)
+    )
 
 
 def queue_of(policy: SchedulePolicy = SchedulePolicy.FCFS, ageing_s: float = AGEING_S):
@@ -203,11 +205,11 @@ class TestAgeing:
         queue.take(ran, 30.0)
         queue.add(request(1), 1000.0)
         queue.put_back(ran, 1000.0)
-        assert (30.0, False) == (ran.waited_s, ran.was_aged)
+        assert (30.0, False) == (ran.times.waited_s, ran.setbacks.was_aged)
         assert [1, 0] == numbers(queue, 1019.0)
         assert [0, 1] == numbers(queue, 1020.0)
         queue.take(ran, 1020.0)
-        assert (50.0, True) == (ran.waited_s, ran.was_aged)
+        assert (50.0, True) == (ran.times.waited_s, ran.setbacks.was_aged)
 
 
 class TestCandidates:

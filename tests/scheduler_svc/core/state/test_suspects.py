@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_svc.core.request.request import NewRequest, Request
+from scheduler_svc.core.request.request import NewRequest, Request, Terms
 from scheduler_svc.core.state.suspects import BROKEN_AT, CLEARED_AFTER, Suspects
 from tests.scheduler_svc.core.harness import GREEDY
 
@@ -16,7 +16,7 @@ def request(number: int, request_id: str | None = None) -> Request:
         request_id=request_id or f"r{number}", handle=number, prompt=np.arange(4, dtype=np.int32),
         sampling=GREEDY, max_tokens=50, arrival_s=0.0,
     )  # fmt: skip
-    return Request(new=new, number=number, stop_len=54)
+    return Request(new=new, number=number, terms=Terms(stop_len=54))
 
 
 class Court:
