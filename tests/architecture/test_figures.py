@@ -16,7 +16,7 @@ from tests.architecture.figures import line, traced
 from tests.architecture.traced_request import summary
 
 STATE = '''
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class State:
     """Whose values change."""
     limit: int
@@ -25,6 +25,12 @@ class State:
 
     @property
     def room(self): return 1
+
+@dataclass(frozen=True)
+class Option:
+    first: int
+    second: int
+    third: int
 
 class Table:
     size: int
@@ -91,11 +97,13 @@ class TestCounts:
 
     def test_attributes_are_public_fields_properties_and_what_init_sets(self, figures):
         """
-        Private names, class variables, other objects and what other methods set are left out.
+        Private names, class variables, other objects and what other methods set are left out;
+        frozen values are counted apart.
         """
         figure = figures["public attributes of the core's largest class"]
         sizes = {name.rpartition(":")[2]: size for name, size in figure.parts.items()}
         assert (2, {"State": 2, "Table": 2}) == (figure.value, sizes)
+        assert 3 == figures["public fields of the core's largest frozen value"].value
 
     def test_files_that_name_a_parameter_are_sources_of_the_product(self, figures):
         """
