@@ -229,7 +229,7 @@ def without_effect(options: CoreOptions, limits: EngineConfig, num_host_blocks: 
         (
             pauses and not budget,
             (
-                "victim_rule is paused_budget and the budget is 0 blocks, so nobody is paused: set "
+                "victim_rule is paused_budget and the budget is 0 blocks, so none is paused: set "
                 "paused_budget_blocks or paused_buffer_size_gb"
             ),
         ),

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 from scheduler_svc.core.batch.parallel_sampling import choices_of
 from scheduler_svc.core.request.geometry import Limits
+from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import OnPressure, Overlength
 from scheduler_svc.core.request.prior_outputs import check_prior_lengths, check_prior_outputs
-from scheduler_svc.core.request.request import NewRequest, Request
+from scheduler_svc.core.request.request import Request
 from scheduler_svc.core.request.truncation import num_to_drop
 from scheduler_svc.core.slots.end_ids import MAX_END_ID
 from scheduler_svc.core.state.replica import Replica

@@ -7,7 +7,8 @@ from collections import Counter
 import numpy as np
 
 from scheduler_svc.core.listing import num_outputs
-from scheduler_svc.core.request.request import Request, RequestState
+from scheduler_svc.core.request.request import RequestState
+from scheduler_svc.core.slots.slot_checks import check_slots
 from scheduler_svc.core.state.replica import Replica
 from tandem.errors import InternalError
 
@@ -25,58 +26,24 @@ def check_integrity(replica: Replica) -> None:
     cell.queue.check_integrity()
     cell.requests.check_integrity()
     cell.suspects.check_integrity({request.number for request in cell.requests})
-    _check_slots(replica)
+    check_slots(replica.slots)
+    _check_states(replica)
     _check_places(replica)
     _check_paused(replica)
     _check_counters(replica)
     _check_events(replica)
-    if replica.slots.recomputed_hash() != replica.slots.state_hash():
-        raise InternalError("the state hash differs from the one recomputed from the slot columns")
 
 
-def _check_slots(replica: Replica) -> None:
-    slots = replica.slots
-    live = np.flatnonzero(slots.live)
-    num_running = int(np.count_nonzero(slots.running))
-    ended = [slot for slot in live.tolist() if slots.holder(slot) is None]
-    held = [request.place.slot for request in slots.running_requests()]
-    _require(sorted(slots.ended) == ended, "the slots to release are not those without a request")
-    _require(held == np.flatnonzero(slots.running).tolist(), "a slot runs without a request")
-    _require(num_running == slots.num_running, "the count of running slots is wrong")
-    _require(num_running <= replica.limits.max_running, "more slots run than max_batch_size")
-    _require(len(live) + slots.num_free() == len(slots.live), "a slot is neither live nor free")
-    _require(not (slots.decoding & ~slots.running).any(), "a slot decodes without running")
-    capacity = slots.blocks.num_blocks[live] * slots.blocks.block_size
-    _require(bool((slots.planned[live] <= capacity).all()), "a slot computes past its blocks")
-    _require(
-        bool((slots.tokens.applied <= slots.planned)[live].all()),
-        "a slot has more applied than planned",
-    )
-    for slot in np.flatnonzero(slots.running).tolist():
-        _check_holder(replica, slot, slots.request_of(slot))
-
-
-def _check_holder(replica: Replica, slot: int, request: Request) -> None:
-    slots, name = replica.slots, request.new.request_id
-    expected = RequestState.DECODE if slots.decoding[slot] else RequestState.PREFILL
-    if slot in replica.paused:
-        expected = RequestState.PAUSED
-    num_outputs = len(request.outputs) + slots.tokens.tail_len(slot)
-    _require(request.place.slot == slot, f"{name} does not know its slot")
-    _require(request.place.key == (slot, slots.generation[slot]), f"{name} has a wrong slot key")
-    _require(
-        request.state is expected, f"{name} is {request.state.value}, expected {expected.value}"
-    )
-    _require(num_outputs == slots.num_outputs(slot), f"{name} has outputs that were not counted")
-    _require(
-        bool(slots.tokens.known[slot] < slots.admitted.stop_len[slot]), f"{name} runs past its end"
-    )
-    _require(
-        bool(slots.planned[slot] < slots.admitted.stop_len[slot]), f"{name} computes past its end"
-    )
-    admitted, applied = int(slots.admitted.known_len[slot]), int(slots.tokens.applied[slot])
-    known_len = applied + 1 if applied >= admitted else admitted
-    _require(int(slots.tokens.known[slot]) == known_len, f"{name} lost or gained a token")
+def _check_states(replica: Replica) -> None:
+    slots, limits = replica.slots, replica.limits
+    _require(slots.num_running <= limits.max_running, "more slots run than max_batch_size")
+    for request in slots.running_requests():
+        slot, name = request.place.slot, request.new.request_id
+        expected = RequestState.DECODE if slots.decoding[slot] else RequestState.PREFILL
+        if slot in replica.paused:
+            expected = RequestState.PAUSED
+        wrong = f"{name} is {request.state.value}, expected {expected.value}"
+        _require(request.state is expected, wrong)
 
 
 def _check_places(replica: Replica) -> None:

@@ -16,8 +16,9 @@ from scheduler_svc.core.observe.stats import HistogramSnapshot
 from scheduler_svc.core.output.output_processor import apply_result
 from scheduler_svc.core.request.events import CoreEvents
 from scheduler_svc.core.request.geometry import ExecutorGeometry, Limits
+from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions
-from scheduler_svc.core.request.request import FinishReason, NewRequest, RequestState
+from scheduler_svc.core.request.request import FinishReason, RequestState
 from scheduler_svc.core.snapshot import core_histograms, core_stats
 from scheduler_svc.core.state.cell import Cell
 from scheduler_svc.core.state.ends import fail, finish, finish_if_over

@@ -9,9 +9,6 @@ from scheduler_svc.core.slots.planned_rows import PlannedRows
 from scheduler_svc.core.state.replica import Replica
 from tandem.link.batch import Batch, KvMode, Resume, Suspend
 
-_NO_SLOT = np.empty(0, np.int32)
-_NO_GENERATION = np.empty(0, np.uint32)
-
 
 def suspend(replica: Replica, mode: KvMode) -> None:
     """
@@ -70,17 +67,4 @@ def _must_release(replica: Replica) -> bool:
 
 
 def _note_in_flight(replica: Replica) -> None:
-    replica.in_flight.append(
-        PlannedRows(
-            slot=_NO_SLOT,
-            generation=_NO_GENERATION,
-            num_tokens=_NO_SLOT,
-            sampling_slot=_NO_SLOT,
-            sampling_generation=_NO_GENERATION,
-            sampling_end=_NO_SLOT,
-            num_decodes=0,
-            decodes=None,
-            num_departures=replica.slots.num_departures,
-            is_someones_last=False,
-        )
-    )
+    replica.in_flight.append(PlannedRows.none(replica.slots.num_departures))

@@ -9,7 +9,8 @@ import numpy as np
 import structlog
 
 from scheduler_svc.core.admission import Acceptance
-from scheduler_svc.core.request.request import FinishReason, NewRequest
+from scheduler_svc.core.request.new_request import NewRequest
+from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.ipc.messages import Accepted, EndStream, FrontendMessage, Hello, Query, Submit
 from scheduler_svc.service.observe.metrics import CoreMetrics

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core.request.geometry import ExecutorGeometry
+from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions
-from scheduler_svc.core.request.request import NewRequest
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
 from tandem.link.batch import Batch, StepResult

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from scheduler_svc.core.request.request import NewRequest
+from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.frontend.request.lengths import DEFAULT_MAX_TOKENS
 from scheduler_svc.frontend.request.validation import (
     check_tenant,

@@ -12,8 +12,9 @@ import numpy as np
 
 from scheduler_svc.core.request.block_hashes import block_digests
 from scheduler_svc.core.request.geometry import ExecutorGeometry
+from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions
-from scheduler_svc.core.request.request import FinishReason, NewRequest
+from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
 from tandem.errors import InternalError, TandemError

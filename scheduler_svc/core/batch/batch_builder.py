@@ -99,20 +99,8 @@ class BatchBuilder:
             return self._any_batch()
         start = rows.start
         end = slots.advance_rows(rows)
-        self.replica.in_flight.append(
-            PlannedRows(
-                slot=rows.row_slot,
-                generation=rows.generation,
-                num_tokens=rows.num_tokens,
-                sampling_slot=rows.row_slot,
-                sampling_generation=rows.generation,
-                sampling_end=end,
-                num_decodes=len(end),
-                decodes=rows,
-                num_departures=slots.num_departures,
-                is_someones_last=not rows.num_left,
-            )
-        )
+        planned = PlannedRows.of_decodes(rows, end, slots.num_departures)
+        self.replica.in_flight.append(planned)
         return Batch(
             row_slot=rows.row_slot,
             row_num_tokens=rows.num_tokens,
@@ -150,7 +138,7 @@ class BatchBuilder:
                 num_decodes=0 if rows is None else len(rows),
                 decodes=rows,
                 num_departures=slots.num_departures,
-                is_someones_last=rows is not None and not rows.num_left,
+                has_last_decode=rows is not None and not rows.num_left,
             )
         )
         if self.prefills:

@@ -15,7 +15,8 @@ from array import array
 from dataclasses import replace
 
 from scheduler_svc.core.kv_cache.prefix_cache import Prefix, writer_key
-from scheduler_svc.core.request.request import NewRequest, Request, Terms
+from scheduler_svc.core.request.new_request import NewRequest
+from scheduler_svc.core.request.request import Request, Terms
 from scheduler_svc.core.slots.slots import SlotTable
 
 

@@ -37,7 +37,7 @@ def resume(builder: BatchBuilder) -> list[int]:
     """
     replica = builder.replica
     resumed = _resume_by_free_blocks(builder)
-    while replica.paused and (_nobody_runs(replica) or _is_over_budget(replica)):
+    while replica.paused and (_none_runs(replica) or _is_over_budget(replica)):
         if replica.slots.num_running == 1:
             fail_alone(builder, next(iter(replica.paused)))
             break
@@ -114,7 +114,7 @@ def fail_alone(builder: BatchBuilder, slot: int) -> None:
     builder.release_ended()
 
 
-def _nobody_runs(replica: Replica) -> bool:
+def _none_runs(replica: Replica) -> bool:
     return replica.slots.num_running == len(replica.paused)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 
 from scheduler_svc.core.kv_cache.prefix_cache import writer_key
-from scheduler_svc.core.observe.request_events import EventKind
 from scheduler_svc.core.request.request import Request, RequestState
 from scheduler_svc.core.state.replica import Replica
 
@@ -46,19 +45,11 @@ def _index_nothing_of(replica: Replica, request: Request) -> None:
 
 
 def _start_over(replica: Replica, request: Request) -> None:
-    """
-    Have a request compute all its KV itself; unlike at a preemption, its results in flight are
-    dropped.
-    """
+    """Have a request compute all its KV itself, from its first token on."""
     request.prefix.writers = frozenset()
     request.prefix.is_alone = True
     replica.kv.host.discard(request.number)
     if request.state is RequestState.WAITING:
         return
     _index_nothing_of(replica, request)
-    if request.place.slot is not None:
-        replica.vacate(request.place.slot)
-        request.setbacks.num_preemptions += 1
-        replica.cell.counters.preemptions += 1
-        replica.cell.note(EventKind.RETRACT, request, "shared KV was wrong")
-    replica.wait_again(request)
+    replica.restart(request, "shared KV was wrong")

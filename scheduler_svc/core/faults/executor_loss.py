@@ -41,9 +41,8 @@ def lose_executor(
     replica.start_over(replica.limits)
     if may_live:
         num_known = [request.num_known for request, _ in rows]
-        replica.cell.suspects.unproven_deaths[may_live] = UnprovenDeath(
-            rows=rows, num_known=num_known, num_ended=num_ended
-        )
+        death = UnprovenDeath(rows=rows, num_known=num_known, num_ended=num_ended)
+        replica.cell.suspects.note_silence(may_live, death)
     else:
         note_death(replica, rows, num_ended, now)
 
@@ -53,7 +52,7 @@ def prove(replica: Replica, boot_id: str, now: float, *, died: bool) -> None:
     Count the death that an executor may have died, or forget it; see `Scheduler.executor_seen`.
     """
     cell = replica.cell
-    death = cell.suspects.unproven_deaths.pop(boot_id, None)
+    death = cell.suspects.take_silence(boot_id)
     if death is None or not died:
         return
     # A request that made progress elsewhere since then did not kill the executor, and perhaps no

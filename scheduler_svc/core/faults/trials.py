@@ -14,7 +14,7 @@ from scheduler_svc.core.request.request import Request, RequestState
 from scheduler_svc.core.slots.planned_rows import PlannedRows
 from scheduler_svc.core.state.ends import fail
 from scheduler_svc.core.state.replica import Replica
-from scheduler_svc.core.state.suspects import CAUTIOUS_STEPS, CLEARED_AFTER, Mark
+from scheduler_svc.core.state.suspects import CLEARED_AFTER, Mark
 from tandem.errors import ExecutorLost, PoisonRequest
 
 NUM_NAMED = 8
@@ -73,7 +73,7 @@ def note_death(
     cell = replica.cell
     suspects, counters = cell.suspects, cell.counters
     counters.executor_deaths += 1
-    suspects.cautious_until = counters.steps + CAUTIOUS_STEPS
+    suspects.begin_caution(counters.steps)
     verdict = suspects.note_death(rows, len(cell.requests), num_ended=num_ended)
     if cell.recorder is not None:
         for mark in verdict.blamed:

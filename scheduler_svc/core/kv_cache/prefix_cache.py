@@ -171,16 +171,16 @@ class PrefixCache:
             return
         if self.is_cached(chain[start]):
             # Another slot's block got the digest first: what follows is indexed at release.
-            self._let_nobody_wait_for(slot)
+            self._let_none_wait_for(slot)
             return
         parent = int(slots.blocks.table[slot, start - 1]) if start else NO_BLOCK
-        self._let_nobody_wait_for(slot)
+        self._let_none_wait_for(slot)
         self._add(slot, slots.blocks.table[slot, :end], chain, start, parent)
         self._let_wait_for(slot, chain)
 
     def note_vacated(self, slot: int) -> None:
         """Note that a request lost its slot: its blocks are no longer waited for."""
-        self._let_nobody_wait_for(slot)
+        self._let_none_wait_for(slot)
 
     def may_index(self, slot: int) -> bool:
         """Return False where nothing that a slot holds is to be indexed."""
@@ -189,7 +189,7 @@ class PrefixCache:
     def distrust(self, slot: int) -> None:
         """Index nothing that a slot holds from now on."""
         self._may_index[slot] = False
-        self._let_nobody_wait_for(slot)
+        self._let_none_wait_for(slot)
 
     def forget_written_by(self, writers: AbstractSet[int]) -> None:
         """
@@ -298,7 +298,7 @@ class PrefixCache:
         if start < len(chain) and self._being_written.setdefault(chain[start], slot) == slot:
             self._awaited[slot] = chain[start]
 
-    def _let_nobody_wait_for(self, slot: int) -> None:
+    def _let_none_wait_for(self, slot: int) -> None:
         digest = self._awaited.pop(slot, None)
         if digest is not None:
             del self._being_written[digest]

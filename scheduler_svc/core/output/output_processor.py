@@ -11,8 +11,8 @@ from scheduler_svc.core.faults.distrust import distrust, retry_alone
 from scheduler_svc.core.faults.trials import note_progress
 from scheduler_svc.core.output.logprobs import note_logprobs
 from scheduler_svc.core.request.request import Request, RequestState
-from scheduler_svc.core.slots.planned_rows import PlannedRows
-from scheduler_svc.core.slots.slots import SlotColumn, SlotTable
+from scheduler_svc.core.slots.planned_rows import PlannedRows, SlotColumn
+from scheduler_svc.core.slots.slots import SlotTable
 from scheduler_svc.core.state.ends import fail, finish_if_over
 from scheduler_svc.core.state.replica import Replica
 from tandem.errors import InvalidLogits, InvalidParameter, SessionLost, TandemError
@@ -37,7 +37,7 @@ def apply_result(replica: Replica, result: StepResult, now: float) -> None:
         _apply_as_planned(replica, rows, result, now)
     else:
         _apply_any(replica, rows, result, now)
-    if replica.cell.suspects:
+    if replica.cell.suspects.has_marks:
         note_progress(replica, now)
 
 
@@ -64,7 +64,7 @@ def _apply_as_planned(replica: Replica, rows: PlannedRows, result: StepResult, n
         _append_decodes(replica, rows, result.token, now)
         return
     slots = replica.slots
-    slots.tokens.applied[rows.slot[count:]] += rows.num_tokens[count:]
+    slots.tokens.add_computed(rows.slot[count:], rows.num_tokens[count:])
     _note_prefills(replica, rows)
     _append_decodes(replica, rows, result.token[:count], now)
     if len(result.token) > count:
@@ -91,7 +91,7 @@ def _append_decodes(replica: Replica, rows: PlannedRows, token: Int32Column, now
     if cell.recorder is not None:
         _record_tokens(replica, slot, token, now)
     ends = slots.admitted.end_ids.may_end(token)
-    if rows.is_someones_last:
+    if rows.has_last_decode:
         ends |= position + 1 == slots.admitted.stop_len[slot]
     elif _TRUE not in ends.tobytes():  # far faster than to ask numpy
         return
@@ -194,7 +194,7 @@ def _count_rows(replica: Replica, rows: PlannedRows) -> list[Request]:
     slots = replica.slots
     is_same = slots.generation[rows.slot] == rows.generation
     is_live = is_same & slots.live[rows.slot]
-    slots.tokens.applied[rows.slot[is_live]] += rows.num_tokens[is_live]
+    slots.tokens.add_computed(rows.slot[is_live], rows.num_tokens[is_live])
     drained = []
     # A slot is live until its release is planned, even if its request drains already.
     for row in (~(is_same & slots.running[rows.slot])).nonzero()[0].tolist():
@@ -257,8 +257,7 @@ def _finish_those_over(
 
 def _note_times(replica: Replica, slot: SlotColumn, position: Int32Column, now: float) -> None:
     slots, latencies = replica.slots, replica.cell.latencies
-    gaps = now - slots.tokens.last_token_s[slot]
-    slots.tokens.last_token_s[slot] = now
+    gaps = slots.tokens.note_seen(slot, now)
     first = position == slots.admitted.submitted_len[slot]
     if first.any():
         latencies.note_first_tokens([slots.request_of(int(s)) for s in slot[first]], now)

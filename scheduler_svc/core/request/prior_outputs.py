@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler_svc.core.request.request import NewRequest
+from scheduler_svc.core.request.new_request import NewRequest
 from tandem.errors import InvalidParameter, TotalTooLong
 from tandem.link.batch import Int32Column
 

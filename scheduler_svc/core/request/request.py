@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from scheduler_svc.core.request.new_request import NewRequest
 from tandem.errors import InternalError
 from tandem.link.batch import Int32Column
-from tandem.sampling_params import SamplingParams
 
 
 class FinishReason(enum.IntEnum):
@@ -41,67 +41,6 @@ class RequestState(enum.Enum):
     PAUSED = "paused"
     DRAINING = "draining"
     ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewRequest:
-    """
-    A request that is to be accepted, validated and resolved by its submitter.
-
-    Attributes:
-        request_id: Id of the request, unique among live requests.
-        handle: The submitter's number for this request; the core returns it with every event.
-            int64, at least 0.
-        prompt: Token ids, shape ``[P]``, P at least 1.
-        sampling: Resolved sampling params.
-        max_tokens: Most output tokens, at least 1.
-        eos_token_ids: Ids that end it with EOS; empty under ignore_eos.
-        stop_token_ids: Ids that end it with STOP_TOKEN.
-        arrival_s: Time of its arrival, on the clock the core is driven with.
-        deadline_s: Time at which it ends with DEADLINE, same clock; None for never.
-        fills_context: True when `max_tokens` is what the context had left, not a number that the
-            user asked for: reaching it is CONTEXT_LIMIT.
-        num_choices: Completions of this prompt, at least 1; choice i has handle `handle` + i and
-            draws with `sampling.choice` i.
-        priority: Priority of the request: lower goes first.
-        tenant: Tenant that sent it, for limits per tenant; empty for none.
-        cache_salt: Salt of its digests: only requests with the same salt share KV.
-        block_digests: Digests of the full blocks of the prompt, 32 bytes each, see
-            `scheduler_svc.core.request.block_hashes`; empty to have the core compute them.
-        prior_outputs: Output tokens that each choice has already, produced by a scheduler that is
-            gone, ``num_choices`` columns; empty when none has any. They count as outputs in every
-            respect, except that no event repeats them: offsets go on after them.
-        finished_choices: Choices that ended on that scheduler: no token is produced for them, and
-            no event is about them.
-    """
-
-    request_id: str
-    handle: int
-    prompt: Int32Column
-    sampling: SamplingParams
-    max_tokens: int
-    arrival_s: float
-    eos_token_ids: frozenset[int] = frozenset()
-    stop_token_ids: frozenset[int] = frozenset()
-    deadline_s: float | None = None
-    fills_context: bool = False
-    num_choices: int = 1
-    priority: int = 0
-    tenant: str = ""
-    cache_salt: bytes = b""
-    block_digests: bytes = b""
-    prior_outputs: tuple[Int32Column, ...] = ()
-    finished_choices: frozenset[int] = frozenset()
-
-    @property
-    def live_choices(self) -> list[int]:
-        """Choices to be produced, ascending."""
-        return [i for i in range(self.num_choices) if i not in self.finished_choices]
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        """Token ids that end it, with EOS or with STOP_TOKEN."""
-        return self.eos_token_ids | self.stop_token_ids
 
 
 LEGAL_MOVES: dict[RequestState, frozenset[RequestState]] = {

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from scheduler_svc.core.slots.decode_rows import DecodeRows
 from tandem.link.batch import Int32Column, UInt32Column
+
+SlotColumn: TypeAlias = NDArray[np.intp] | Int32Column
+"""Slot numbers, as an index of numpy or as a column of a batch."""
 
 
 @dataclass(slots=True, kw_only=True)  # never changed, but frozen=True would triple the cost
@@ -24,7 +31,7 @@ class PlannedRows:
         decodes: Decode rows; None when there are none.
         num_departures: The slot table's `num_departures` when this was planned: while it is the
             same, all of these requests run in these slots.
-        is_someones_last: True when a decode row computes the last token its request may compute.
+        has_last_decode: True when a decode row computes the last token its request may compute.
     """
 
     slot: Int32Column
@@ -36,4 +43,37 @@ class PlannedRows:
     num_decodes: int
     decodes: DecodeRows | None
     num_departures: int
-    is_someones_last: bool
+    has_last_decode: bool
+
+    @classmethod
+    def of_decodes(cls, rows: DecodeRows, end: Int32Column, num_departures: int) -> PlannedRows:
+        """Return the rows of a batch of decodes alone, which sample at `end`, shape ``[R]``."""
+        return cls(
+            slot=rows.row_slot,
+            generation=rows.generation,
+            num_tokens=rows.num_tokens,
+            sampling_slot=rows.row_slot,
+            sampling_generation=rows.generation,
+            sampling_end=end,
+            num_decodes=len(end),
+            decodes=rows,
+            num_departures=num_departures,
+            has_last_decode=not rows.num_left,
+        )
+
+    @classmethod
+    def none(cls, num_departures: int) -> PlannedRows:
+        """Return the rows of a command, which computes nothing."""
+        no_slot, no_generation = np.empty(0, np.int32), np.empty(0, np.uint32)
+        return cls(
+            slot=no_slot,
+            generation=no_generation,
+            num_tokens=no_slot,
+            sampling_slot=no_slot,
+            sampling_generation=no_generation,
+            sampling_end=no_slot,
+            num_decodes=0,
+            decodes=None,
+            num_departures=num_departures,
+            has_last_decode=False,
+        )

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from scheduler_svc.core.request.request import Request
 from scheduler_svc.core.slots.decode_rows import DecodeRows
+from scheduler_svc.core.slots.planned_rows import SlotColumn
 from tandem.link.batch import Int32Column
 
 TAIL_LEN = 512
@@ -111,6 +112,20 @@ class SlotTokens:
         self._late.append((rows, position, token, now))
         if len(self._late) == MAX_LATE:
             self._write()
+
+    def add_computed(self, slots: SlotColumn, num_tokens: Int32Column) -> None:
+        """Count tokens computed in these slots, none twice; both shape ``[N]``."""
+        self.applied[slots] += num_tokens
+
+    def note_seen(self, slots: SlotColumn, now: float) -> NDArray[np.float64]:
+        """
+        Note `now` as the time of the latest token of these slots, none twice, shape ``[N]``;
+        returns the seconds since the one before.
+        """
+        times = self.last_token_s
+        gaps = now - times[slots]
+        times[slots] = now
+        return gaps
 
     def flush(self, slot: int) -> None:
         """Move a slot's latest tokens to its request."""

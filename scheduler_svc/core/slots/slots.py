@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,13 +9,11 @@ from scheduler_svc.core.request.geometry import BlockIds, Limits
 from scheduler_svc.core.request.request import Request
 from scheduler_svc.core.slots.admitted_columns import AdmittedColumns
 from scheduler_svc.core.slots.decode_rows import DecodeRows, GrowingRows, RowConstants
+from scheduler_svc.core.slots.planned_rows import SlotColumn
 from scheduler_svc.core.slots.slot_blocks import SlotBlocks
 from scheduler_svc.core.slots.slot_tokens import SlotTokens
 from tandem.link.batch import Int32Column
 from tandem.link.slots.state_hash import StateHash, block_terms, length_key, slot_term
-
-SlotColumn: TypeAlias = NDArray[np.intp] | Int32Column
-"""Slot numbers, as an index of numpy or as a column of a batch."""
 
 
 class SlotTable:

@@ -111,14 +111,22 @@ class Replica:
         self.vacate(slot)
         if not self.kv.try_plan_swap(slot, request):
             cell.counters.swap_fallbacks += 1
-        request.setbacks.num_preemptions += 1
-        cell.counters.preemptions += 1
-        cell.note(kind, request, detail)
+        self._note_preempted(request, kind, detail)
         if request.place.applied == request.place.planned:
             self.wait_again(request)
         else:
             request.move(RequestState.DRAINING)
             self.draining[request.place.key] = request
+
+    def restart(self, request: Request, detail: str) -> None:
+        """
+        Let a running or draining request wait again at once; unlike at a preemption, its results in
+        flight are dropped.
+        """
+        if request.place.slot is not None:
+            self.vacate(request.place.slot)
+            self._note_preempted(request, EventKind.RETRACT, detail)
+        self.wait_again(request)
 
     def wait_again(self, request: Request) -> None:
         """Put a preempted request back in the waiting queue."""
@@ -183,3 +191,8 @@ class Replica:
         self.slots = SlotTable(limits, self.slots.next_version())
         self.kv = KvCache(limits, cell.options, self.slots, self.kv.prefix_cache.version + 1)
         self.suspension.sent_mode = None
+
+    def _note_preempted(self, request: Request, kind: EventKind, detail: str) -> None:
+        request.setbacks.num_preemptions += 1
+        self.cell.counters.preemptions += 1
+        self.cell.note(kind, request, detail)

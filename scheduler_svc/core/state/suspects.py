@@ -109,23 +109,40 @@ class Suspects:
     Attributes:
         trial: Marks of the only requests that may run, by number; empty where there is no trial.
         num_suspects: Number of suspects.
-        unproven_deaths: Steps that ran when executors which may still live fell silent, by boot id.
-        cautious_until: Results applied in all up to which one step at a time is in flight while any
-            request has a mark: with several it is not always known in which one an executor died.
     """
 
-    __slots__ = ("_marks", "cautious_until", "num_suspects", "trial", "unproven_deaths")
+    __slots__ = ("_cautious_until", "_marks", "_unproven_deaths", "num_suspects", "trial")
 
     def __init__(self) -> None:
         self._marks: dict[int, Mark] = {}
         self.trial: dict[int, Mark] = {}
         self.num_suspects = 0
-        self.unproven_deaths: dict[str, UnprovenDeath] = {}
-        self.cautious_until = 0
+        self._unproven_deaths: dict[str, UnprovenDeath] = {}
+        self._cautious_until = 0
 
-    def __bool__(self) -> bool:
-        """Return True while any request has a mark."""
+    @property
+    def has_marks(self) -> bool:
+        """True while any request has a mark."""
         return bool(self._marks)
+
+    def is_cautious(self, num_steps: int) -> bool:
+        """
+        Return True while one step at a time is to be in flight: with several it is not always known
+        in which one an executor died. `num_steps` counts results applied in all.
+        """
+        return self.has_marks and (self.num_suspects > 0 or num_steps < self._cautious_until)
+
+    def begin_caution(self, num_steps: int) -> None:
+        """Let one step at a time be in flight for a while, after a death at this step."""
+        self._cautious_until = num_steps + CAUTIOUS_STEPS
+
+    def note_silence(self, boot_id: str, step: UnprovenDeath) -> None:
+        """Note the step that ran when an executor that may still live fell silent."""
+        self._unproven_deaths[boot_id] = step
+
+    def take_silence(self, boot_id: str) -> UnprovenDeath | None:
+        """Return, and forget, the step that ran when this executor fell silent, if it did."""
+        return self._unproven_deaths.pop(boot_id, None)
 
     def marks(self) -> list[Mark]:
         """Return all marks, in order of arrival."""

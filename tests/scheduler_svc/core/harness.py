@@ -11,8 +11,9 @@ import numpy as np
 from scheduler_svc.core.admission import Acceptance
 from scheduler_svc.core.request.events import Ended, Failed, LogLine, Progress, TokenLogprobs
 from scheduler_svc.core.request.geometry import ExecutorGeometry
+from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions, StepPriority
-from scheduler_svc.core.request.request import NewRequest, RequestState
+from scheduler_svc.core.request.request import RequestState
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
 from tandem.link.batch import Admission, Batch, StepResult

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from scheduler_svc.core.admission import Acceptance
 from scheduler_svc.core.request.block_hashes import block_digests
+from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions, Overlength
-from scheduler_svc.core.request.request import FinishReason, NewRequest
+from scheduler_svc.core.request.request import FinishReason
 from tandem.errors import NeverFits, PromptTooLong, TotalTooLong
 from tests.scheduler_svc.core.fake_executor import expected_outputs
 from tests.scheduler_svc.core.harness import GREEDY, Rig, small_config

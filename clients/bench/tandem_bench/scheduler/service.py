@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_svc.core.request.geometry import ExecutorGeometry
+from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions
-from scheduler_svc.core.request.request import NewRequest
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.ipc.messages import CoreMessage, encode
 from scheduler_svc.service.publisher import Publisher, handle_of

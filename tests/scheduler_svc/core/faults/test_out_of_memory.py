@@ -64,7 +64,7 @@ class TestTooMuchTogether:
         rig.run()
         assert_only_failed(rig, set())
         assert 1 <= rig.num_out_of_memory <= 4
-        assert not rig.core._cell.suspects
+        assert not rig.core._cell.suspects.has_marks
 
     def test_running_requests_are_as_many_as_fitted(self):
         """

@@ -40,7 +40,7 @@ def check_only_failed(rig: Rig, failed: set[int]) -> None:
     assert all(isinstance(rig.failed[handle].error, PoisonRequest) for handle in failed)
     for handle in rig.submitted.keys() - failed:
         assert rig.expected(handle) == rig.outputs[handle]
-    assert not rig.core._cell.suspects
+    assert not rig.core._cell.suspects.has_marks
 
 
 class TestKillers:
@@ -190,7 +190,7 @@ class TestBlame:
         for _ in range(3):
             rig.plan()
         rig.lose_executor(died_in)
-        assert not rig.core._cell.suspects
+        assert not rig.core._cell.suspects.has_marks
         assert 0 == rig.core.stats().executor_deaths
         rig.run()
 
@@ -232,7 +232,7 @@ class TestBlame:
         rig.core.suspend(KvMode.PERSIST, rig.now)
         rig.plan()
         rig.lose_executor(died_in=0)
-        assert not rig.core._cell.suspects
+        assert not rig.core._cell.suspects.has_marks
         assert 1 == rig.core.stats().executor_deaths
         rig.core.resume()
         rig.run()
@@ -246,9 +246,9 @@ class TestBlame:
         rig.lose_executor(died_in=0)
         for _ in range(7):
             rig.step()
-        assert rig.core._cell.suspects
+        assert rig.core._cell.suspects.has_marks
         rig.step()
-        assert not rig.core._cell.suspects
+        assert not rig.core._cell.suspects.has_marks
         rig.plan()
         rig.lose_executor(died_in=0)
         assert 0 == rig.core.stats().suspected_requests
@@ -265,7 +265,7 @@ class TestCaution:
         assert 2 == rig.core.lookahead(1.0)
         rig.lose_executor(died_in=0)
         assert 1 == rig.core.lookahead(1.0)
-        while rig.core._cell.suspects:
+        while rig.core._cell.suspects.has_marks:
             assert 1 == rig.core.lookahead(1.0)
             rig.step()
         assert 2 == rig.core.lookahead(1.0)

@@ -56,7 +56,7 @@ class TestFaultsOfTheNetwork:
                 rig.plan()
             rig.lose_executor(died_in, may_live=silent)
             rig.core.executor_seen(seen, rig.now, died=False)
-            assert not rig.core._cell.suspects
+            assert not rig.core._cell.suspects.has_marks
         rig.run()
         assert ({}, 0) == (rig.failed, rig.core.stats().executor_deaths)
         assert all(rig.expected(handle) == rig.outputs[handle] for handle in range(count))
@@ -104,7 +104,7 @@ class TestProof:
             rig.step()
         rig.lose_executor()
         rig.core.executor_seen("a", rig.now, died=True)
-        assert not rig.core._cell.suspects
+        assert not rig.core._cell.suspects.has_marks
         rig.run()
 
     def test_one_death_counts_once(self):
@@ -129,7 +129,7 @@ class TestProof:
             rig.step()
         rig.lose_executor()
         rig.core.executor_seen("a", rig.now, died=True)
-        assert not rig.core._cell.suspects
+        assert not rig.core._cell.suspects.has_marks
         assert 1 == rig.core.stats().executor_deaths
         rig.run()
 
@@ -155,7 +155,7 @@ class TestProof:
         rig = rig_with(2)
         for _ in range(5):
             lose_sight(rig)
-        assert 1 == len(rig.core._cell.suspects.unproven_deaths)
+        assert 1 == len(rig.core._cell.suspects._unproven_deaths)
         rig.core.executor_seen("a", rig.now, died=False)
-        assert {} == rig.core._cell.suspects.unproven_deaths
+        assert {} == rig.core._cell.suspects._unproven_deaths
         rig.run()

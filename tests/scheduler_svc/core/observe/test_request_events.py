@@ -9,14 +9,9 @@ import pytest
 from scheduler_svc.core.kv_cache.block_pool import BlockPool
 from scheduler_svc.core.observe import request_events
 from scheduler_svc.core.observe.request_events import LEGAL_ORDER, EventKind, EventRecorder, Phase
+from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions
-from scheduler_svc.core.request.request import (
-    FinishReason,
-    NewRequest,
-    Request,
-    RequestState,
-    Terms,
-)
+from scheduler_svc.core.request.request import FinishReason, Request, RequestState, Terms
 from tandem.errors import InternalError, InvalidConfig, InvalidLogits, RequestNotFound
 from tests.scheduler_svc.core.harness import GREEDY, Rig, small_config
 

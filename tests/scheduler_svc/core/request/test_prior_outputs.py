@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions, Overlength
-from scheduler_svc.core.request.request import FinishReason, NewRequest
+from scheduler_svc.core.request.request import FinishReason
 from tandem.errors import InvalidParameter, NeverFits, QueueFull, TotalTooLong
 from tandem.link.batch import Int32Column
 from tests.scheduler_svc.core.fake_executor import expected_outputs

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_svc.core.request.request import NewRequest, Request, Terms
+from scheduler_svc.core.request.new_request import NewRequest
+from scheduler_svc.core.request.request import Request, Terms
 from scheduler_svc.core.state.suspects import BROKEN_AT, CLEARED_AFTER, Suspects
 from tests.scheduler_svc.core.harness import GREEDY
 
@@ -79,7 +80,7 @@ class TestBlame:
         court.die(0, 1)
         assert {0: (1, 0), 1: (1, 0)} == court.marked()
         assert 0 == court.suspects.num_suspects
-        assert court.suspects
+        assert court.suspects.has_marks
 
     def test_only_the_step_that_died_counts(self):
         """
@@ -117,7 +118,7 @@ class TestBlame:
         """
         court = Court(2)
         court.die()
-        assert not court.suspects
+        assert not court.suspects.has_marks
         assert {} == court.marked()
 
     def test_who_leaves_is_forgotten(self):

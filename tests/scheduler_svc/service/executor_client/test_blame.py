@@ -110,7 +110,7 @@ class TestBlame:
         core = bench.loop._state.core
         stats = core.stats()
         assert (1, 0) == (stats.out_of_memory_steps, stats.executor_deaths)
-        assert not core._cell.suspects
+        assert not core._cell.suspects.has_marks
 
     def test_executor_that_ends_by_its_own_failure_is_blamed_on_its_step(self, bench, deaths):
         """
@@ -206,12 +206,12 @@ class TestUnheard:
         bench.link.post(PathFound(boot_id="boot-2", address="fake:1"))
         self.lose(bench, "silent")
         assert 1 == deaths_counted(bench)
-        assert ["boot-2"] == list(bench.loop._state.core._cell.suspects.unproven_deaths)
+        assert ["boot-2"] == list(bench.loop._state.core._cell.suspects._unproven_deaths)
         bench.link.boot("boot-2", address="fake:2")
         assert_all_complete(bench, frontend)
         assert (1, {}) == (
             deaths_counted(bench),
-            bench.loop._state.core._cell.suspects.unproven_deaths,
+            bench.loop._state.core._cell.suspects._unproven_deaths,
         )
 
     def test_silence_before_a_new_boot_is_a_death(self, bench):
