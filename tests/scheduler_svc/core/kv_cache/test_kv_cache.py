@@ -7,8 +7,9 @@ import pytest
 
 from scheduler_svc.core.kv_cache.kv_cache import KvCache
 from scheduler_svc.core.request.geometry import Limits
+from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions, Eviction, PreemptionMode
-from scheduler_svc.core.request.request import NewRequest, Request
+from scheduler_svc.core.request.request import Request, Terms
 from scheduler_svc.core.slots.slots import SlotTable
 from tandem.errors import InternalError
 from tests.scheduler_svc.core.harness import GREEDY, geometry_of, small_config
@@ -32,7 +33,7 @@ class Caches:
             request_id=f"r{number}", handle=number, prompt=np.arange(20, dtype=np.int32),
             sampling=GREEDY, max_tokens=4, arrival_s=0.0,
         )  # fmt: skip
-        request = Request(new=new, number=number, stop_len=24)
+        request = Request(new=new, number=number, terms=Terms(stop_len=24))
         blocks = self.kv.pool.try_take(5)
         slot = self.slots.occupy(request, blocks, max_blocks=6)
         self.slots.advance(np.array([slot]), np.array([planned], np.int32))

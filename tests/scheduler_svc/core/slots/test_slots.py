@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core.request.geometry import Limits
-from scheduler_svc.core.request.request import NewRequest, Request
+from scheduler_svc.core.request.new_request import NewRequest
+from scheduler_svc.core.request.request import Request, Terms
 from scheduler_svc.core.slots.slots import SlotTable
 from tests.scheduler_svc.core.harness import GREEDY, geometry_of, small_config
 
@@ -17,7 +18,7 @@ def request(number: int, prompt_len: int = 4, **changes) -> Request:
         request_id=f"r{number}", handle=100 + number, prompt=np.arange(prompt_len, dtype=np.int32),
         sampling=GREEDY, max_tokens=20, arrival_s=0.0, **changes,
     )  # fmt: skip
-    return Request(new=new, number=number, stop_len=prompt_len + 20)
+    return Request(new=new, number=number, terms=Terms(stop_len=prompt_len + 20))
 
 
 def table() -> SlotTable:
@@ -87,7 +88,7 @@ class TestAdmittedColumns:
         """
         slots, one = table(), request(3, prompt_len=6)
         one.outputs.extend([7, 8, 9])
-        one.num_prior = 2
+        one.terms.num_prior = 2
         (slot,) = occupy(slots, one)
         admitted = slots.admitted
         assert (9, 6, 8) == (

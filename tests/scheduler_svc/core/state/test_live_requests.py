@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_svc.core.request.request import NewRequest, Request
+from scheduler_svc.core.request.new_request import NewRequest
+from scheduler_svc.core.request.request import Request, Terms
 from scheduler_svc.core.state.live_requests import LiveRequests
 from tandem.errors import InternalError, RequestNotFound
 from tests.scheduler_svc.core.harness import GREEDY
@@ -17,7 +18,7 @@ def choice(number: int, request_id: str | None = None, **changes) -> Request:
         request_id=request_id or f"r{number}", handle=number, prompt=np.arange(4, dtype=np.int32),
         sampling=GREEDY, max_tokens=50, arrival_s=0.0, **changes,
     )  # fmt: skip
-    return Request(new=new, number=number, stop_len=54)
+    return Request(new=new, number=number, terms=Terms(stop_len=54))
 
 
 def live(*choices: Request) -> LiveRequests:

@@ -48,7 +48,7 @@ class TestRequestAt:
         """
         rig = decoding(delay=3)
         replica = rig.core._replica
-        victim, key = replica.slots.request_of(0), replica.slots.request_of(0).slot_key
+        victim, key = replica.slots.request_of(0), replica.slots.request_of(0).place.key
         replica.preempt(0)
         assert RequestState.DRAINING is victim.state
         assert victim is replica.request_at(*key)
@@ -60,7 +60,7 @@ class TestRequestAt:
         """
         rig = decoding()
         replica = rig.core._replica
-        key = replica.slots.request_of(0).slot_key
+        key = replica.slots.request_of(0).place.key
         replica.drop(replica.slots.request_of(0))
         assert replica.request_at(*key) is None
         assert replica.request_at(3, 0) is None
@@ -199,9 +199,9 @@ class TestStartOver:
         """
         rig = decoding()
         replica = rig.core._replica
-        replica.slots.request_of(0).kv_writers = frozenset({9})
+        replica.slots.request_of(0).prefix.writers = frozenset({9})
         replica.start_over(replica.limits)
-        assert [frozenset()] * 2 == [request.kv_writers for request in replica.cell.requests]
+        assert [frozenset()] * 2 == [request.prefix.writers for request in replica.cell.requests]
 
     def test_digests_last_as_long_as_the_block_size(self):
         """
@@ -211,12 +211,12 @@ class TestStartOver:
         replica = rig.core._replica
         request = replica.slots.request_of(0)
         request.new = replace(request.new, block_digests=b"d" * 32)
-        digests = list(request.digests)
+        digests = list(request.prefix.digests)
         assert digests
         replica.start_over(replica.limits)
-        assert (digests, b"d" * 32) == (request.digests, request.new.block_digests)
+        assert (digests, b"d" * 32) == (request.prefix.digests, request.new.block_digests)
         replica.start_over(replace(replica.limits, block_size=8))
-        assert ([], b"") == (request.digests, request.new.block_digests)
+        assert ([], b"") == (request.prefix.digests, request.new.block_digests)
 
     def test_the_next_executor_is_told_of_a_suspension(self):
         """
