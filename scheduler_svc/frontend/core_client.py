@@ -35,7 +35,7 @@ from scheduler_svc.ipc.messages import (
 )
 from scheduler_svc.ipc.token_run import TokenRun
 from scheduler_svc.process.frontend_settings import FrontendSettings
-from tandem.errors import ERROR_BY_REASON, Draining, HandedOver, InternalError, TandemError
+from tandem.errors import ERROR_BY_REASON, CoreTimeout, Draining, InternalError, TandemError
 from tandem.link.logprobs import LogprobColumns
 
 log = structlog.get_logger()
@@ -200,7 +200,8 @@ class CoreClient:
             grace_s: Seconds that the core was asked to wait before it answers.
 
         Raises:
-            HandedOver: The core is gone or does not answer in time.
+            HandedOver: The core is gone.
+            CoreTimeout: The core did not answer in time.
             TandemError: The core answered with this error.
         """
         if self._gone is not None:
@@ -214,7 +215,7 @@ class CoreClient:
             async with asyncio.timeout(timeout_s):
                 answer = await reply
         except TimeoutError:
-            raise HandedOver(
+            raise CoreTimeout(
                 f"the scheduler core did not answer {kind!r} within {timeout_s:g} s"
             ) from None
         finally:

@@ -109,6 +109,7 @@ class TestErrorTable:
             "MODEL_CHANGED": 33,
             "HANDED_OVER": 34,
             "EXECUTOR_LOADING": 35,
+            "CORE_TIMEOUT": 36,
             "INVALID_LOGITS": 40,
             "INTERNAL": 41,
             "POISON_REQUEST": 42,

@@ -13,7 +13,7 @@ advice.
       QueueFull, MemoryPressure                           RESOURCE_EXHAUSTED   after retry_after_s
       SlowConsumer                                        ABORTED              read faster
       NoExecutor, ExecutorLost, Draining, HandedOver,
-      ExecutorLoading                                     UNAVAILABLE          after retry_after_s
+      ExecutorLoading, CoreTimeout                        UNAVAILABLE          after retry_after_s
       ModelChanged, SessionHeld, IncompatibleExecutor,
       StreamReplaced, InvalidConfig, InvalidModel,
       OutOfMemory                                         FAILED_PRECONDITION  not until fixed
@@ -199,6 +199,14 @@ class ExecutorLoading(TandemError):
     """The executor listens but has not finished loading its model."""
 
     reason = "EXECUTOR_LOADING"
+    code = "UNAVAILABLE"
+    default_retry_after_s = 1.0
+
+
+class CoreTimeout(TandemError):
+    """The scheduler core did not answer in time."""
+
+    reason = "CORE_TIMEOUT"
     code = "UNAVAILABLE"
     default_retry_after_s = 1.0
 

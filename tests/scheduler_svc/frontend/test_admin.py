@@ -95,13 +95,18 @@ class TestAdmin:
 
     async def test_silent_core_is_unavailable(self, tmp_path):
         """
-        A core that does not answer makes the call UNAVAILABLE instead of hanging.
+        A core that does not answer makes the call UNAVAILABLE instead of hanging, with a time after
+        which to ask again and a reason of its own: nothing stops.
         """
         async with running_frontend(tmp_path, query_timeout_s=0.05) as frontend:
             frontend.core.answers["config"] = lambda _: None
             async with grpc.aio.insecure_channel(frontend.servers.admin_address) as channel:
                 error = await error_of(AdminServiceStub(channel).GetConfig(pb.GetConfigRequest()))
-        assert "UNAVAILABLE" == error.code
+        assert ("UNAVAILABLE", "CORE_TIMEOUT", 1.0) == (
+            error.code,
+            error.reason,
+            error.retry_after_s,
+        )
         assert "the scheduler core did not answer 'config' within 0.05 s" == error.message
 
 

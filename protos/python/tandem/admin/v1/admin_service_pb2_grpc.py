@@ -89,8 +89,8 @@ class AdminServiceServicer:
     """
 
     def GetStats(self, request, context):
-        """GetStats returns one consistent snapshot of the scheduler core. Cheap; safe to poll. Errors: UNAVAILABLE while the
-        core does not answer.
+        """GetStats returns one consistent snapshot of the scheduler core. Cheap; safe to poll. Errors: UNAVAILABLE
+        (CORE_TIMEOUT) while the core does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,8 +109,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetConfig(self, request, context):
-        """GetConfig returns the configuration in force, after defaults, file, environment and flags. Errors: UNAVAILABLE while
-        the core does not answer.
+        """GetConfig returns the configuration in force, after defaults, file, environment and flags. Errors: UNAVAILABLE
+        (CORE_TIMEOUT) while the core does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,7 +139,7 @@ class AdminServiceServicer:
     def ListRequests(self, request, context):
         """ListRequests returns the requests in the system in order of arrival, one entry per choice. Cheap for hundreds; for
         tens of thousands it takes the core some milliseconds, so do not poll it then. Errors: INVALID_ARGUMENT,
-        UNAVAILABLE while the core does not answer.
+        UNAVAILABLE (CORE_TIMEOUT) while the core does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -148,7 +148,8 @@ class AdminServiceServicer:
     def GetRequestEvents(self, request, context):
         """GetRequestEvents returns what happened to one request and when, while it is live and for some time after its end.
         Errors: FAILED_PRECONDITION (EVENTS_NOT_TRACKED) unless the scheduler runs with track_request_events, NOT_FOUND
-        (REQUEST_NOT_FOUND) where nothing is kept under this id, UNAVAILABLE while the core does not answer.
+        (REQUEST_NOT_FOUND) where nothing is kept under this id, UNAVAILABLE (CORE_TIMEOUT) while the core does not
+        answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -156,8 +157,8 @@ class AdminServiceServicer:
 
     def FlushPrefixCache(self, request, context):
         """FlushPrefixCache makes everything cached unfindable and frees the blocks that no request uses. Requests go on:
-        blocks in use stay in use, but are shared with no new request. Repeating it is harmless. Errors: UNAVAILABLE while
-        the core does not answer.
+        blocks in use stay in use, but are shared with no new request. Repeating it is harmless. Errors: UNAVAILABLE
+        (CORE_TIMEOUT) while the core does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

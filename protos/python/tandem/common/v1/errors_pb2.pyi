@@ -27,6 +27,7 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_REASON_MODEL_CHANGED: _ClassVar[ErrorReason]
     ERROR_REASON_HANDED_OVER: _ClassVar[ErrorReason]
     ERROR_REASON_EXECUTOR_LOADING: _ClassVar[ErrorReason]
+    ERROR_REASON_CORE_TIMEOUT: _ClassVar[ErrorReason]
     ERROR_REASON_INVALID_LOGITS: _ClassVar[ErrorReason]
     ERROR_REASON_INTERNAL: _ClassVar[ErrorReason]
     ERROR_REASON_POISON_REQUEST: _ClassVar[ErrorReason]
@@ -60,6 +61,7 @@ ERROR_REASON_DRAINING: ErrorReason
 ERROR_REASON_MODEL_CHANGED: ErrorReason
 ERROR_REASON_HANDED_OVER: ErrorReason
 ERROR_REASON_EXECUTOR_LOADING: ErrorReason
+ERROR_REASON_CORE_TIMEOUT: ErrorReason
 ERROR_REASON_INVALID_LOGITS: ErrorReason
 ERROR_REASON_INTERNAL: ErrorReason
 ERROR_REASON_POISON_REQUEST: ErrorReason

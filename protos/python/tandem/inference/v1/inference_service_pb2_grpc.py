@@ -89,7 +89,8 @@ class InferenceServiceServicer:
 
     def Abort(self, request, context):
         """Abort ends a live request of any client: its stream gets Finished(CANCELLED) and Done. Errors: NOT_FOUND
-        (REQUEST_NOT_FOUND) when no live request has the id; so of two calls the second may fail, harmlessly.
+        (REQUEST_NOT_FOUND) when no live request has the id; so of two calls the second may fail, harmlessly;
+        UNAVAILABLE (CORE_TIMEOUT) while the scheduler core does not answer: the request may end all the same.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
