@@ -172,7 +172,7 @@ class NoExecutor(TandemError):
 
 
 class ExecutorLost(TandemError):
-    """The executor was lost and did not come back in time."""
+    """The executor was lost and did not come back in time, or is broken itself."""
 
     reason = "EXECUTOR_LOST"
     code = "UNAVAILABLE"
