@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-import secrets
 import time
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import grpc
 
-from tandem.errors import InternalError
 from tandem.inference.v1 import inference_service_pb2 as inference
-from tandem.status import from_rpc_error
 from tandem_client.events import Delta, Event
-from tandem_client.resume import ResumableStream, SeenEvents
 from tandem_client.retry import RetryPolicy
-from tandem_client.stream import StartCall, remaining_s, within
+from tandem_client.stream import BaseStream, StartCall
 
 
-class AsyncGenerationStream(SeenEvents):
+class AsyncGenerationStream(BaseStream):
     """
     A stream like `GenerationStream`, for `async for`. Cancelling the task that iterates cancels the
     request.
@@ -35,14 +30,8 @@ class AsyncGenerationStream(SeenEvents):
         policy: RetryPolicy,
         deadline_s: float | None,
     ) -> None:
-        super().__init__()
-        self._start_call = start_call
-        key = secrets.token_hex(16)
-        self._state = ResumableStream(request, policy, time.monotonic(), idempotency_key=key)
-        self._on_break = policy.on_break
-        self._deadline_s = deadline_s
+        super().__init__(start_call, request, policy, deadline_s)
         self._closed = asyncio.Event()
-        self._call: Any = None
         self._events = self._run()
 
     @property
@@ -79,8 +68,7 @@ class AsyncGenerationStream(SeenEvents):
 
     async def _run(self) -> AsyncIterator[Event]:
         while not self._closed.is_set():
-            timeout_s = remaining_s(self._deadline_s, time.monotonic())
-            self._call = call = self._start_call(self._state.request, timeout_s)
+            call = self._next_call()
             try:
                 async for response in call:
                     event = self._state.accept(response, time.monotonic())
@@ -89,13 +77,9 @@ class AsyncGenerationStream(SeenEvents):
             except grpc.RpcError as failure:
                 if self._closed.is_set():
                     return
-                error = from_rpc_error(failure)
-                now = time.monotonic()
-                wait_s = self._state.on_failure(error, now, random.random())  # noqa: S311  # jitter
-                if self._on_break is not None and self._state.is_accepted:
-                    self._on_break(error, wait_s)
+                wait_s = self._on_failure(failure)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(within(wait_s, self._deadline_s, now)):
+                    async with asyncio.timeout(wait_s):
                         await self._closed.wait()
                 continue
             except asyncio.CancelledError:
@@ -106,6 +90,5 @@ class AsyncGenerationStream(SeenEvents):
                 raise
             finally:
                 call.cancel()
-            if not self._state.done:
-                raise InternalError("the server ended the stream before Done")
+            self._check_done()
             return

@@ -169,36 +169,6 @@ class ResumableStream:
         return replace(done, timings=timings)
 
 
-class SeenEvents:
-    """
-    Events of a stream that stay to be asked for when it has been read.
-
-    Attributes:
-        started: Acceptance of the request; None before it arrives.
-        finished_choices: Ends of the choices that ended, by choice number.
-        done: Usage and timings; None before the last event.
-    """
-
-    def __init__(self) -> None:
-        self.started: Started | None = None
-        self.finished_choices: dict[int, Finished] = {}
-        self.done: Done | None = None
-
-    @property
-    def finished(self) -> Finished | None:
-        """End of choice 0; None before it ends."""
-        return self.finished_choices.get(0)
-
-    def _note(self, event: Event) -> None:
-        match event:
-            case Started():
-                self.started = event
-            case Finished():
-                self.finished_choices[event.choice] = event
-            case Done():
-                self.done = event
-
-
 def with_key(
     request: inference.GenerateRequest, policy: RetryPolicy, idempotency_key: str
 ) -> inference.GenerateRequest:

@@ -1,4 +1,4 @@
-"""A running completion for threads."""
+"""A running completion: what all streams share, and the stream for threads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,8 +15,8 @@ import grpc
 from tandem.errors import InternalError
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.status import CallCancelled, from_rpc_error
-from tandem_client.events import Delta, Event
-from tandem_client.resume import ResumableStream, SeenEvents
+from tandem_client.events import Delta, Done, Event, Finished, Started
+from tandem_client.resume import ResumableStream
 from tandem_client.retry import RetryPolicy
 
 StartCall = Callable[[inference.GenerateRequest, float | None], Any]
@@ -50,7 +50,83 @@ def within(wait_s: float, deadline_s: float | None, now: float) -> float:
     return wait_s if deadline_s is None else min(wait_s, max(0.0, deadline_s - now))
 
 
-class GenerationStream(SeenEvents):
+def text_of(events: Iterable[Event]) -> Iterator[str]:
+    """Yield the new text of each delta of choice 0 that has text."""
+    for event in events:
+        if isinstance(event, Delta) and event.choice == 0 and event.text:
+            yield event.text
+
+
+class BaseStream:
+    """
+    What streams for threads and for asyncio share: the state of the completion, calls and their
+    failures, and the events that stay to be asked for when the stream has been read.
+
+    Attributes:
+        started: Acceptance of the request; None before it arrives.
+        finished_choices: Ends of the choices that ended, by choice number.
+        done: Usage and timings; None before the last event.
+    """
+
+    def __init__(
+        self,
+        start_call: StartCall,
+        request: inference.GenerateRequest,
+        policy: RetryPolicy,
+        deadline_s: float | None,
+    ) -> None:
+        self.started: Started | None = None
+        self.finished_choices: dict[int, Finished] = {}
+        self.done: Done | None = None
+        self._start_call = start_call
+        key = secrets.token_hex(16)
+        self._state = ResumableStream(request, policy, time.monotonic(), idempotency_key=key)
+        self._on_break = policy.on_break
+        self._deadline_s = deadline_s
+        self._call: Any = None
+        """Call that runs, or ran last."""
+
+    @property
+    def finished(self) -> Finished | None:
+        """End of choice 0; None before it ends."""
+        return self.finished_choices.get(0)
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case Started():
+                self.started = event
+            case Finished():
+                self.finished_choices[event.choice] = event
+            case Done():
+                self.done = event
+
+    def _next_call(self) -> Any:
+        """Start a call for what is left of the completion, and return it."""
+        timeout_s = remaining_s(self._deadline_s, time.monotonic())
+        self._call = self._start_call(self._state.request, timeout_s)
+        return self._call
+
+    def _on_failure(self, failure: grpc.RpcError) -> float:
+        """
+        Prepare the next call after one that failed, and return the seconds to wait before it.
+
+        Raises:
+            TandemError: The stream cannot go on.
+        """
+        error = from_rpc_error(failure)
+        now = time.monotonic()
+        wait_s = self._state.on_failure(error, now, random.random())  # noqa: S311  # jitter
+        if self._on_break is not None and self._state.is_accepted:
+            self._on_break(error, wait_s)
+        return within(wait_s, self._deadline_s, now)
+
+    def _check_done(self) -> None:
+        """Raise InternalError if a call ended well, but before the completion did."""
+        if not self._state.done:
+            raise InternalError("the server ended the stream before Done")
+
+
+class GenerationStream(BaseStream):
     """
     Iterator over the events of a completion, or over its text with `text`; both consume the same
     stream. Closing it (or leaving its `with`) cancels the request on the server.
@@ -63,22 +139,14 @@ class GenerationStream(SeenEvents):
         policy: RetryPolicy,
         deadline_s: float | None,
     ) -> None:
-        super().__init__()
-        self._start_call = start_call
-        key = secrets.token_hex(16)
-        self._state = ResumableStream(request, policy, time.monotonic(), idempotency_key=key)
-        self._on_break = policy.on_break
-        self._deadline_s = deadline_s
+        super().__init__(start_call, request, policy, deadline_s)
         self._closed = threading.Event()
-        self._call: Any = None
         self._events = self._run()
 
     @property
     def text(self) -> Iterator[str]:
         """New text of each delta of choice 0 that has text."""
-        for event in self:
-            if isinstance(event, Delta) and event.choice == 0 and event.text:
-                yield event.text
+        return text_of(self)
 
     def close(self) -> None:
         """Cancel the running call, if any; safe from any thread, and more than once."""
@@ -113,20 +181,13 @@ class GenerationStream(SeenEvents):
             except grpc.RpcError as failure:
                 if self._closed.is_set():
                     return
-                error = from_rpc_error(failure)
-                now = time.monotonic()
-                wait_s = self._state.on_failure(error, now, random.random())  # noqa: S311  # jitter
-                if self._on_break is not None and self._state.is_accepted:
-                    self._on_break(error, wait_s)
-                self._closed.wait(within(wait_s, self._deadline_s, now))
+                self._closed.wait(self._on_failure(failure))
                 continue
-            if not self._state.done:
-                raise InternalError("the server ended the stream before Done")
+            self._check_done()
             return
 
     def _one_call(self) -> Iterator[Event]:
-        timeout_s = remaining_s(self._deadline_s, time.monotonic())
-        self._call = call = self._start_call(self._state.request, timeout_s)
+        call = self._next_call()
         if self._closed.is_set():  # by another thread, which saw no call yet or the previous one
             call.cancel()
         try:

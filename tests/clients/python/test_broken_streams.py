@@ -20,16 +20,35 @@ def breaking(*lengths: int) -> list[Act]:
     return [Act(num_tokens=n, error=Draining("bye", retry_after_s=0.0)) for n in lengths]
 
 
+def read_in_thread(address: str) -> None:
+    """Read a whole stream with `Client`, without retries."""
+    with Client(address, retry=NO_RETRY) as client:
+        list(client.generate("hi"))
+
+
+def read_in_loop(address: str) -> None:
+    """Read a whole stream with `AsyncClient`, without retries."""
+
+    async def read() -> None:
+        async with AsyncClient(address, retry=NO_RETRY) as client:
+            async for _ in client.generate("hi"):
+                pass
+
+    asyncio.run(read())
+
+
 class TestEveryReason:
+    @pytest.mark.parametrize("read", [read_in_thread, read_in_loop])
     @pytest.mark.parametrize("reason", sorted(ERROR_BY_REASON))
-    def test_error_of_a_stream_is_the_class_of_its_reason(self, server, reason):
+    def test_error_of_a_stream_is_the_class_of_its_reason(self, server, reason, read):
         """
-        Each reason that ends a stream raises its own class, with the server's words and details.
+        Each reason that ends a stream raises its own class, with the server's words and details,
+        for threads and for asyncio.
         """
         error = ERROR_BY_REASON[reason]("what was wrong", field="a.b", metadata={"key": "value"})
         server.play(Act(num_tokens=2, error=error))
-        with Client(server.address, retry=NO_RETRY) as client, pytest.raises(TandemError) as raised:
-            list(client.generate("hi"))
+        with pytest.raises(TandemError) as raised:
+            read(server.address)
         assert type(error) is type(raised.value)
         assert ("what was wrong", reason) == (raised.value.message, raised.value.reason)
         assert "value" == raised.value.metadata["key"]

@@ -1,15 +1,36 @@
-"""The README's Python code runs as it stands, and its links lead somewhere."""
+"""Python code of READMEs runs as it stands, and links of the README lead somewhere."""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
+import grpc
 import pytest
 
-from tests.clients.python.fake_server import ANSWER
+from tandem.errors import Draining, PoisonRequest
+from tandem.inference.v1 import inference_service_pb2 as inference
+from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
+from tests.clients.python.fake_server import ANSWER, Act
 
 README = Path(__file__).resolve().parents[3] / "README.md"
+
+
+PROTOS_README = README.parent / "protos" / "README.md"
+
+
+def _run_whole_client(name: str) -> dict[str, object]:
+    """Run `client.py` of the protos' README under a module's name, and return what it defines."""
+    (example,) = re.findall(r"```python\n(.*?)```", PROTOS_README.read_text(), re.DOTALL)
+    defined: dict[str, object] = {"__name__": name}
+    exec(compile(example, "protos/README.md", "exec"), defined)
+    return defined
+
+
+def _breaking(*lengths: int) -> list[Act]:
+    """Make calls that break when the client has so many tokens."""
+    return [Act(num_tokens=n, error=Draining("bye", retry_after_s=0.0)) for n in lengths]
 
 
 def _is_there(page: Path, target: str) -> bool:
@@ -44,3 +65,55 @@ class TestReadme:
         targets = re.findall(r"\]\(([^)]+)\)", page.read_text())
         assert targets
         assert [] == [target for target in targets if not _is_there(page, target)]
+
+
+class TestWholeClient:
+    def test_program_prints_a_stream_that_breaks_as_if_it_had_not(
+        self, server, capsys, monkeypatch
+    ):
+        """
+        The program of the protos' README prints the whole text once, over a stream that breaks
+        twice.
+        """
+        server.play(*_breaking(3, 9), Act())
+        monkeypatch.setattr(sys, "argv", ["client.py", server.address, "hi"])
+        _run_whole_client("__main__")
+        assert f"{ANSWER}\n" == capsys.readouterr().out
+        held = [
+            [len(one.token_ids) for one in seen.resume.choices] for seen in server.seen.generate
+        ]
+        assert [[], [3], [9]] == held
+        keys = {seen.idempotency_key for seen in server.seen.generate}
+        assert (1, 32) == (len(keys), len(keys.pop()))
+
+    def test_two_choices_come_whole_with_the_end_of_the_request(self, server):
+        """
+        Each of two choices comes whole where the stream breaks after the first of them ended, and
+        the last event is returned.
+        """
+        server.play(*_breaking(len(ANSWER) + 1), Act())
+        texts = {0: "", 1: ""}
+        with grpc.insecure_channel(server.address) as channel:
+            stub = inference_grpc.InferenceServiceStub(channel)
+            request = inference.GenerateRequest(text="hi", n=2)
+            pieces = _run_whole_client("client")["generate"](stub, request)
+            try:
+                while True:
+                    choice, text = next(pieces)
+                    texts[choice] += text
+            except StopIteration as end:
+                done = end.value
+        assert {0: ANSWER, 1: f"{ANSWER.upper()}1"} == texts
+        assert 3 == done.usage.prompt_tokens
+
+    def test_final_error_is_raised_with_its_reason(self, server):
+        """
+        An error without advice to retry ends the program with its reason, after one call.
+        """
+        server.play(Act(accept=False, error=PoisonRequest("it kills executors")))
+        with grpc.insecure_channel(server.address) as channel:
+            stub = inference_grpc.InferenceServiceStub(channel)
+            request = inference.GenerateRequest(text="hi")
+            with pytest.raises(RuntimeError, match="POISON_REQUEST: it kills executors"):
+                list(_run_whole_client("client")["generate"](stub, request))
+        assert 1 == len(server.seen.generate)

@@ -17,7 +17,7 @@ from tandem_client.cli.generation.chat_commands import (
     read_message,
     run_command,
 )
-from tandem_client.cli.generation.output import summary, text_of
+from tandem_client.cli.generation.output import summary
 from tandem_client.cli.local_server.own_server import server_at
 from tandem_client.cli.shared import options
 from tandem_client.cli.shared.failures import describe, readable_errors
@@ -26,6 +26,7 @@ from tandem_client.cli.shared.screen import remark, write
 from tandem_client.cli.shared.waiting import Waits, no_answer, told
 from tandem_client.client import Client
 from tandem_client.params import BOTH_CHANGED, GenerateOptions, changes_both
+from tandem_client.stream import text_of
 
 HINT = "Ctrl-C stops an answer, Ctrl-D leaves, /help lists commands"
 

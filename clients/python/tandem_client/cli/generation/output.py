@@ -11,7 +11,7 @@ from typing import Any
 from tandem_client.cli.shared.screen import write
 from tandem_client.cli.shared.waiting import say
 from tandem_client.events import Choice, Completion, Delta, Event, TokenLogprobs, completion_of
-from tandem_client.stream import GenerationStream
+from tandem_client.stream import GenerationStream, text_of
 
 LOGPROBS_HEADER = "   token   logprob   share  text          likeliest: token text logprob"
 
@@ -65,13 +65,6 @@ def collect(stream: GenerationStream, events: Iterable[Event]) -> Completion:
         for choice, finished in sorted(stream.finished_choices.items())
     )
     return completion_of(stream.started, choices, stream.done)
-
-
-def text_of(events: Iterable[Event]) -> Iterator[str]:
-    """Yield the new text of each delta of choice 0 that has text."""
-    for event in events:
-        if isinstance(event, Delta) and event.choice == 0 and event.text:
-            yield event.text
 
 
 def summary(stream: GenerationStream) -> str:
