@@ -67,7 +67,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | No
 def _cut(weight: Tensor, num_rows: int) -> Iterator[int]:
     """Yield sizes of tiles that hold so many rows; the last may have room to spare."""
     num_columns, width = weight.shape
-    # The number of threads that share a product may change its sums, so each number is tested.
+    # How a product is shared among threads may change its bits, so the tests of a weight are made
+    # again for each number of threads.
     place = weight.data_ptr() % _ALIGNMENT
     key = num_columns, width, weight.dtype, place, torch.get_num_threads()
     smallest = _smallest_tile(key, weight)

@@ -41,12 +41,12 @@ _MERGED_AT_ONCE = 8
 @dataclass(frozen=True, slots=True)
 class DecodeScratch:
     """
-    Results of chunks between the two launches. The entry of a chunk of a row and query head is
-    ``(row * H + head) * max_chunks + chunk``.
+    Results of chunks between the two launches: E = B * H * max_chunks entries, for B rows with H
+    query heads. That of a chunk of a row and head is ``(row * H + head) * max_chunks + chunk``.
 
     Attributes:
-        partial: float32 ``[N, D]``, sum of weighted values, not divided by the sum of weights.
-        weight: float32 ``[N, 2]``, the largest score in base 2, and the sum of weights.
+        partial: float32 ``[E, D]``, sum of weighted values, not divided by the sum of weights.
+        weight: float32 ``[E, 2]``, the largest score in base 2, and the sum of weights.
     """
 
     partial: Tensor
@@ -81,10 +81,11 @@ def decode_kernel(
     """
     Attend to the chunks of one row, key head and split.
 
-    Grid (KV_HEADS * cdiv(GROUP, HEADS), splits, rows). query [B, H, D]; kv_cache [N, BLOCK, 2,
-    KV_HEADS, D]; seq_len 0 is padding. DIRECT writes all of out [B, H, D]; otherwise chunks write
-    their entries of DecodeScratch. Offsets are int64: the cache can pass 2**31 elements.
+    Grid (KV_HEADS * cdiv(GROUP, HEADS), splits, rows). query [B, H, D]; kv_cache [blocks, BLOCK,
+    2, KV_HEADS, D]; seq_len 0 is padding. DIRECT writes all of out [B, H, D]; otherwise chunks
+    write their entries of DecodeScratch. Offsets are int64: the cache can pass 2**31 elements.
     """
+    # oracle reference.ReferencePlan.attend
     kv_head = tl.program_id(0) // tl.cdiv(GROUP, HEADS)
     in_group = tl.program_id(0) % tl.cdiv(GROUP, HEADS) * HEADS + tl.arange(0, HEADS)
     head = kv_head * GROUP + in_group
@@ -135,6 +136,7 @@ def merge_kernel(
 
     Grid (H, rows). Every element of out [B, H, D] is written, zeros where seq_len is 0.
     """
+    # oracle reference.ReferencePlan.attend
     row = tl.program_id(1).to(tl.int64)
     entry = row * tl.num_programs(0) + tl.program_id(0) + tl.arange(0, 1)
     dim = tl.arange(0, PADDED_D)

@@ -106,8 +106,9 @@ def prefill_kernel(
     Row m of a tile is its query m // GROUP under head m % GROUP of the group; queries past the
     tile's are masked. Shapes as in prefill_attention, D <= HEAD_DIM_PADDED; WINDOW 0 is none,
     qk_scale holds log2(e). Offsets int64; products in the tensors' type with fp32 sums, softmax in
-    fp32 base 2. Definition: reference.plan.
+    fp32 base 2.
     """
+    # oracle reference.ReferencePlan.attend
     tile = tiles + tl.program_id(0) // KV_HEADS * TILE_FIELDS
     kv_head = tl.program_id(0) % KV_HEADS
     num_queries = tl.load(tile + 3)

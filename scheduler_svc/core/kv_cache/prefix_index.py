@@ -57,7 +57,7 @@ class PrefixIndex:
         """
         Args:
             num_blocks: Number of blocks in the pool.
-            keeps_unheld: See the attributes.
+            keeps_unheld: Initial value of the attribute.
             first_version: Initial version, higher than that of any index that this one replaces.
         """
         self.keeps_unheld = keeps_unheld

@@ -72,18 +72,18 @@ class FcfsBucket:
         self._waiting: OrderedDict[int, Request] = OrderedDict()
 
     def add(self, request: Request) -> None:
-        """See `Bucket`."""
+        """Add a request behind all others, which is its place."""
         self._waiting[request.number] = request
 
     def discard(self, request: Request) -> None:
-        """See `Bucket`."""
+        """Remove a request, in O(1)."""
         del self._waiting[request.number]
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def in_order(self, _view: PrefixView | None, _num_waiting: int) -> Iterator[Request]:
-        """See `Bucket`."""
+        """Yield in order of arrival; only after a head that stays here are the others listed."""
         while self._waiting:
             head = next(iter(self._waiting.values()))
             yield head
@@ -105,18 +105,18 @@ class KeyBucket:
         self._waiting: KeyedHeap[Request] = KeyedHeap()
 
     def add(self, request: Request) -> None:
-        """See `Bucket`."""
+        """Add a request by its key, computed now and never again."""
         self._waiting.push(self._key(request), request.number, request)
 
     def discard(self, request: Request) -> None:
-        """See `Bucket`."""
+        """Remove a request by its number."""
         self._waiting.discard(request.number)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def in_order(self, _view: PrefixView | None, _num_waiting: int) -> Iterator[Request]:
-        """See `Bucket`."""
+        """Yield by key, then by arrival."""
         return iter(self._waiting)
 
 
@@ -138,17 +138,17 @@ class LpmBucket(FcfsBucket):
         self._version: int | None = None
 
     def add(self, request: Request) -> None:
-        """See `Bucket`."""
+        """Add a request; the order is computed anew when it is next asked for."""
         super().add(request)
         self._version = None
 
     def discard(self, request: Request) -> None:
-        """See `Bucket`."""
+        """Remove a request, and forget what it matched; the order of the others stays."""
         super().discard(request)
         self._matches.pop(request.number, None)
 
     def in_order(self, view: PrefixView | None, num_waiting: int) -> Iterator[Request]:
-        """See `Bucket`."""
+        """Yield the longest match first, or in order of arrival where matching would not pay."""
         if view is None or num_waiting > MAX_LPM_WAITING:
             return super().in_order(view, num_waiting)
         if self._version != view.version:
@@ -183,12 +183,12 @@ class DfsWeightBucket(FcfsBucket):
         self._version: int | None = None
 
     def add(self, request: Request) -> None:
-        """See `Bucket`."""
+        """Add a request; the tree is built anew when the order is next asked for."""
         super().add(request)
         self._version = None
 
     def in_order(self, view: PrefixView | None, num_waiting: int) -> Iterator[Request]:
-        """See `Bucket`."""
+        """Yield along the tree, or in order of arrival without a prefix cache."""
         if view is None:
             return super().in_order(view, num_waiting)
         if self._version != view.version:

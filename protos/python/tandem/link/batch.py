@@ -56,7 +56,7 @@ class Admission:
     sampling: SamplingParams
 
 
-@dataclass(slots=True, kw_only=True)  # values too, but freezing would triple their making
+@dataclass(slots=True, kw_only=True)  # never changed; frozen would take three times as long to make
 class Batch:
     """
     Delta of one step against the slot state that both ends hold; columns of a group have equal
@@ -116,7 +116,7 @@ class Resume:
 Command: TypeAlias = Batch | Suspend | Resume
 
 
-@dataclass(slots=True, kw_only=True)  # values too, but freezing would triple their making
+@dataclass(slots=True, kw_only=True)  # never changed; frozen would take three times as long to make
 class Step:
     """Command with its place in the session; `step_id` counts 1, 2, 3, ... without a gap."""
 
@@ -154,7 +154,7 @@ class StepTimings:
     total_ns: int = 0
 
 
-@dataclass(slots=True, kw_only=True)  # values too, but freezing would triple their making
+@dataclass(slots=True, kw_only=True)  # never changed; frozen would take three times as long to make
 class StepResult:
     """
     Result of one step: `(slot, generation, position, token)` for each row that sampled, in batch

@@ -46,7 +46,7 @@ class SteadyRows:
         Args:
             slots: State after the batch.
             batch: Batch of decode rows that sample.
-            key_sum: See the attributes.
+            key_sum: Initial value of the attribute: that after the batch.
         """
         self.slot = batch.row_slot.astype(np.intp)
         self.end: Int32Column = batch.row_start + batch.row_num_tokens
