@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from executor_svc.slots.tokens import SlotTokens
 from kernels.patch_rows import RowField
 from kernels.sampling import Biases, LogitEdits, Penalties, SamplingColumns
 from tandem.link.batch import Admission, Float32Column, Int32Column
+from tandem.sampling_params import SamplingParams
 
 SAMPLING_FIELDS = (
     RowField(name="temperature", dtype=torch.float32),
@@ -23,6 +25,20 @@ SAMPLING_FIELDS = (
 )
 """
 Columns of `SlotSampling.parameters` on a device; rows of padding have zeros, except for top_p.
+"""
+
+_GRAPH_PARAMS = frozenset(field.name for field in SAMPLING_FIELDS)
+"""Parameters that captured graphs read, by slot."""
+_POSITIONAL_PARAMS = frozenset({"min_tokens", "end_ids"})
+"""Parameters that change the logits of a slot's first outputs alone; they need no graph later."""
+_OFF_IN_GRAPHS = tuple(
+    (param.name, param.default)
+    for param in fields(SamplingParams)
+    if param.name not in _GRAPH_PARAMS | _POSITIONAL_PARAMS
+)
+"""
+All other parameters, those of a later release too, with their defaults. A captured graph ignores
+them, so that it may draw only for slots where they have their defaults.
 """
 
 
@@ -78,7 +94,9 @@ class SlotSampling:
         self._end_ids = _IdLists(num_slots)
         self._biases = _IdLists(num_slots)
         self._num_logprobs = np.full(num_slots, -1, np.int64)
-        self._any_edits = self._any_min_p = self._any_logprobs = False
+        self._beyond_graphs = np.zeros(num_slots, np.bool_)
+        """True for slots with a parameter of `_OFF_IN_GRAPHS` away from its default."""
+        self._any_edits = self._any_min_p = self._any_logprobs = self._any_beyond_graphs = False
 
     def admit(self, admission: Admission) -> None:
         """Take over a slot; ids outside the vocabulary have no logit and are left out."""
@@ -96,6 +114,9 @@ class SlotSampling:
         )
         self._num_logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         self._any_logprobs |= sampling.logprobs is not None
+        beyond = any(getattr(sampling, name) != off for name, off in _OFF_IN_GRAPHS)
+        self._beyond_graphs[slot] = beyond
+        self._any_beyond_graphs |= beyond
         self._admit_edits(admission)
 
     def parameters(
@@ -115,11 +136,20 @@ class SlotSampling:
         """Tell whether any of these slots draws from fewer than all ids."""
         return bool(self._has_filters[slot].any())
 
-    def asks_for_more(self, slot: Int32Column) -> bool:
-        """Tell whether any of these slots may have edits of logits or asks for logprobs."""
-        has_edits = self._has_penalties[slot] | (self._biases.count[slot] > 0)
-        has_edits |= self._end_ids.count[slot] > 0
-        return bool((has_edits | (self._num_logprobs[slot] >= 0)).any())
+    def drawn_by_graphs(
+        self, slot: Int32Column, position: Int32Column, *, margin_eps: float | None
+    ) -> bool:
+        """
+        Tell whether a captured graph may draw the tokens of these slots at `position`.
+
+        It may not if a slot has a parameter that graphs do not know away from its default, if end
+        ids are banned at the position, or if margins are computed.
+        """
+        if margin_eps is not None:
+            return False
+        if not self._any_beyond_graphs and not self._any_edits:
+            return True
+        return not (self._beyond_graphs[slot] | self._bans_ends(slot, position)).any()
 
     def columns(self, slot: Int32Column, position: Int32Column) -> SamplingColumns:
         """Return the columns, on the host, by which slots draw their token at `position`."""
@@ -177,9 +207,13 @@ class SlotSampling:
         is_known = (column >= 0) & (column < self._vocab_size)
         lists.put(slot, column[is_known], np.array(values, np.float32)[is_known])
 
+    def _bans_ends(self, slot: Int32Column, position: Int32Column) -> NDArray[np.bool_]:
+        """Tell for each slot whether its end ids may not be sampled at its position."""
+        return (self._end_ids.count[slot] > 0) & (position < self._first_end[slot])
+
     def _biases_of(self, slot: Int32Column, position: Int32Column) -> Biases | None:
         biased = (self._biases.count[slot] > 0).nonzero()[0]
-        ending = ((self._end_ids.count[slot] > 0) & (position < self._first_end[slot])).nonzero()[0]
+        ending = self._bans_ends(slot, position).nonzero()[0]
         if not len(biased) and not len(ending):
             return None
         entries = []

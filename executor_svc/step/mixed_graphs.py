@@ -22,7 +22,7 @@ class MixedGraphs:
     smallest graph that has room for it.
 
     All tokens are computed alike, so that decodes may take the room of prefills. A step runs
-    eagerly if one of its rows asks for edits of logits, logprobs or margins.
+    eagerly if `SlotSampling.drawn_by_graphs` denies it (edits of logits, logprobs, margins).
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class MixedGraphs:
         """
         self._step = step
         self._sampling = sampling
-        self._has_margins = margin_eps is not None
+        self._margin_eps = margin_eps
         self._graphs = Graphs(plan.device, plan.mixed, step.run, forget=step.forget)
 
     def capture(self) -> CaptureReport:
@@ -74,7 +74,9 @@ class MixedGraphs:
             num_prefills=num_prefills,
             num_decodes=len(is_prefill) - num_prefills,
         )
-        can_draw = not self._has_margins and not self._sampling.asks_for_more(rows.slot)
+        can_draw = self._sampling.drawn_by_graphs(
+            rows.slot, rows.position, margin_eps=self._margin_eps
+        )
         return found if num_prefills and can_draw else None
 
     def launch(

@@ -26,8 +26,9 @@ class StaticDecodes:
     """
     Steps in which every row computes one token and draws the next.
 
-    If a row asks for something that the step does not compute (edits of logits, logprobs, margins),
-    the tokens of all its rows are drawn outside it, from its logits.
+    If a row needs something that the step does not compute, as `SlotSampling.drawn_by_graphs` tells
+    (edits of logits, logprobs, margins), the tokens of all rows are drawn outside it, from its
+    logits.
     """
 
     def __init__(
@@ -86,22 +87,22 @@ class StaticDecodes:
             The launched step, to be fetched before `RING_LINES` more steps are launched.
         """
         self.step.prepare(rows.slot, batch.row_start, slots, self._sampling)
-        edits = self._sampling.edits(rows.slot, rows.position, self._tokens)
-        num_logprobs = self._sampling.num_logprobs(rows.slot)
         num_rows = len(rows.slot)
-        if edits is None and num_logprobs is None and self._margin_eps is None:
-            filters = self._sampling.has_filters(rows.slot)
+        sampling, margin_eps = self._sampling, self._margin_eps
+        if sampling.drawn_by_graphs(rows.slot, rows.position, margin_eps=margin_eps):
+            filters = sampling.has_filters(rows.slot)
             graph = self._run(num_rows, Drawing.FILTERED if filters else Drawing.PLAIN)
             fetch = partial(fetch_tokens, self.step.launched())
             return Launched(fetch=fetch, forwarded=queue.mark(), graph=graph)
+        edits = sampling.edits(rows.slot, rows.position, self._tokens)
         graph = self._run(num_rows, Drawing.OUTSIDE)
         forwarded = queue.mark()
         sampled = sample(
             self.step.logits(num_rows),
-            self._sampling.columns(rows.slot, rows.position),
+            sampling.columns(rows.slot, rows.position),
             edits=edits,
-            num_logprobs=num_logprobs,
-            margin_eps=self._margin_eps,
+            num_logprobs=sampling.num_logprobs(rows.slot),
+            margin_eps=margin_eps,
         )
         self.step.finish(sampled.token, sampled.valid)
         self.step.launched()
