@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -18,6 +18,7 @@ class EngineError(Exception):
         reason: Name in the table of tandem.errors.
         field: Name of the parameter that was wrong; None if no parameter was.
         retry_after_s: Seconds after which a retry may help; None if it cannot.
+        metadata: More facts for programs, for example the `limit` that was hit.
     """
 
     prefix: ClassVar[str] = "Engine error"
@@ -29,12 +30,14 @@ class EngineError(Exception):
         reason: str = "INTERNAL",
         field: str | None = None,
         retry_after_s: float | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(f"{self.prefix}: {message}")
         self.message = message
         self.reason = reason
         self.field = field
         self.retry_after_s = retry_after_s
+        self.metadata: dict[str, str] = dict(metadata or {})
 
 
 class ConfigError(EngineError):
@@ -87,13 +90,18 @@ _KIND_BY_REASON: dict[str, type[EngineError]] = {
 
 
 def engine_error(error: TandemError) -> EngineError:
-    """Convert an error to its kind; a reason that is not listed becomes an ExecutionError."""
+    """
+    Convert an error to its kind, with its reason and all that it says.
+
+    A reason that is not listed is one of a step, a session or a profile: an ExecutionError.
+    """
     kind = _KIND_BY_REASON.get(error.reason, ExecutionError)
     return kind(
         error.message,
         reason=error.reason,
         field=error.field,
         retry_after_s=error.retry_after_s,
+        metadata=error.metadata,
     )
 
 
