@@ -89,8 +89,8 @@ class AdminServiceServicer:
     """
 
     def GetStats(self, request, context):
-        """GetStats returns one consistent snapshot of the scheduler core. Cheap; safe to poll. Errors: UNAVAILABLE
-        (CORE_TIMEOUT) while the core does not answer.
+        """GetStats returns one consistent snapshot of the scheduler core. Cheap; safe to poll. Idempotent: it only reads.
+        Errors: UNAVAILABLE (CORE_TIMEOUT) while the core does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,17 +100,18 @@ class AdminServiceServicer:
         """Drain hands everything over to another scheduler: readiness turns off and new requests get UNAVAILABLE (DRAINING);
         those that run may finish for grace_s; the rest then ends with UNAVAILABLE (HANDED_OVER), to be resumed elsewhere; and
         the executor is given back, so that another scheduler has it within a second. Returns when all that is done. There is
-        no way back: stop the process with SIGTERM, which does the same with its own grace where Drain was not called. A
-        repetition sets a new grace. The call's deadline ends the wait, not the draining. Errors: INVALID_ARGUMENT;
-        UNAVAILABLE (HANDED_OVER) when the scheduler stops before it is over.
+        no way back: stop the process with SIGTERM, which does the same with its own grace where Drain was not called.
+        Idempotent: a repetition sets a new grace for the same draining, and waits for it too. The call's deadline ends the
+        wait, not the draining. Errors: INVALID_ARGUMENT; UNAVAILABLE (HANDED_OVER) when the scheduler stops before it is
+        over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetConfig(self, request, context):
-        """GetConfig returns the configuration in force, after defaults, file, environment and flags. Errors: UNAVAILABLE
-        (CORE_TIMEOUT) while the core does not answer.
+        """GetConfig returns the configuration in force, after defaults, file, environment and flags. Idempotent: it only
+        reads. Errors: UNAVAILABLE (CORE_TIMEOUT) while the core does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,10 +120,10 @@ class AdminServiceServicer:
     def Suspend(self, request, context):
         """Suspend plans no further step and has the executor give KV memory back, so that its device is free for something
         else; readiness turns off. Requests are taken and wait; cancelling and deadlines end them as ever. Returns once
-        the executor has done it, after the steps under way. Suspended already: does nothing, whatever kv_mode says. An
-        executor that is started again is suspended again. The call's deadline ends the wait, not the suspension. Errors:
-        INVALID_ARGUMENT, UNAVAILABLE (NO_EXECUTOR) while no executor is attached, UNAVAILABLE (EXECUTOR_LOST) where it
-        does not answer.
+        the executor has done it, after the steps under way. Idempotent: a call while suspended changes nothing,
+        whatever kv_mode says. An executor that is started again is suspended again. The call's deadline ends the wait, not
+        the suspension. Errors: INVALID_ARGUMENT, UNAVAILABLE (NO_EXECUTOR) while no executor is attached, UNAVAILABLE
+        (EXECUTOR_LOST) where it does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -130,7 +131,8 @@ class AdminServiceServicer:
 
     def Resume(self, request, context):
         """Resume ends a suspension; requests that were running go on with the tokens they would have had without it. Returns
-        once the executor has its memory back. Not suspended: does nothing. Errors: UNAVAILABLE (EXECUTOR_LOST).
+        once the executor has its memory back. Idempotent: a call while not suspended changes nothing. Errors: UNAVAILABLE
+        (EXECUTOR_LOST).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,8 +140,8 @@ class AdminServiceServicer:
 
     def ListRequests(self, request, context):
         """ListRequests returns the requests in the system in order of arrival, one entry per choice. Cheap for hundreds; for
-        tens of thousands it takes the core some milliseconds, so do not poll it then. Errors: INVALID_ARGUMENT,
-        UNAVAILABLE (CORE_TIMEOUT) while the core does not answer.
+        tens of thousands it takes the core some milliseconds, so do not poll it then. Idempotent: it only reads.
+        Errors: INVALID_ARGUMENT, UNAVAILABLE (CORE_TIMEOUT) while the core does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,9 +149,9 @@ class AdminServiceServicer:
 
     def GetRequestEvents(self, request, context):
         """GetRequestEvents returns what happened to one request and when, while it is live and for some time after its end.
-        Errors: FAILED_PRECONDITION (EVENTS_NOT_TRACKED) unless the scheduler runs with track_request_events, NOT_FOUND
-        (REQUEST_NOT_FOUND) where nothing is kept under this id, UNAVAILABLE (CORE_TIMEOUT) while the core does not
-        answer.
+        Idempotent: it only reads. Errors: FAILED_PRECONDITION (EVENTS_NOT_TRACKED) unless the scheduler runs with
+        track_request_events, NOT_FOUND (REQUEST_NOT_FOUND) where nothing is kept under this id, UNAVAILABLE
+        (CORE_TIMEOUT) while the core does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -157,8 +159,8 @@ class AdminServiceServicer:
 
     def FlushPrefixCache(self, request, context):
         """FlushPrefixCache makes everything cached unfindable and frees the blocks that no request uses. Requests go on:
-        blocks in use stay in use, but are shared with no new request. Repeating it is harmless. Errors: UNAVAILABLE
-        (CORE_TIMEOUT) while the core does not answer.
+        blocks in use stay in use, but are shared with no new request. Idempotent: a repetition drops only what was cached
+        since. Errors: UNAVAILABLE (CORE_TIMEOUT) while the core does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -168,10 +170,11 @@ class AdminServiceServicer:
         """Profile has the executor in use record its next steps with PyTorch's profiler and streams the trace, so that the
         executor's disk is not needed. Requests are served meanwhile, slower by what recording costs; closing a recording holds
         steps up for about 30 us per operation recorded. With no request running it ends after duration_s with an empty
-        trace. One at a time for each executor; cancelling the call ends it. Errors: INVALID_ARGUMENT, also for a trace that
-        would be larger than 1 GiB; FAILED_PRECONDITION (PROFILE_RUNNING, PROFILE_UNSUPPORTED); UNAVAILABLE (NO_EXECUTOR)
-        while no executor is attached; UNAVAILABLE (EXECUTOR_LOST) where it ends or cannot be reached meanwhile: the
-        requests are recovered as ever, the trace is lost; INTERNAL where the profiler fails.
+        trace. One at a time for each executor; cancelling the call ends it. Not idempotent: a repetition is a recording of
+        its own. Errors: INVALID_ARGUMENT, also for a trace that would be larger than 1 GiB; FAILED_PRECONDITION
+        (PROFILE_RUNNING, PROFILE_UNSUPPORTED); UNAVAILABLE (NO_EXECUTOR) while no executor is attached; UNAVAILABLE
+        (EXECUTOR_LOST) where it ends or cannot be reached meanwhile: the requests are recovered as ever, the trace is lost;
+        INTERNAL where the profiler fails.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -72,7 +72,8 @@ class ExecutorServiceServicer:
     """
 
     def Describe(self, request, context):
-        """Describe tells what this executor is and can do. Read-only. Errors: UNAVAILABLE while the model loads.
+        """Describe tells what this executor is and can do. Idempotent: it only reads. Errors: UNAVAILABLE while the model
+        loads.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -81,11 +82,12 @@ class ExecutorServiceServicer:
     def OpenSession(self, request, context):
         """OpenSession makes the caller the one scheduler of this executor and answers with a new epoch. It ends the stream of
         the session before (SESSION_LOST), purges queued steps, waits for the running one, resets all slots and only then
-        answers. An open stream keeps its scheduler's lease alive. Errors: FAILED_PRECONDITION (SESSION_HELD; metadata
-        holder, incarnation, age_ms, lease_left_ms) while another holder's lease is live, unless take_over is set or the
-        caller is the next incarnation of a holder without a stream; FAILED_PRECONDITION (INCOMPATIBLE_EXECUTOR) for
-        another protocol_version; UNAVAILABLE while the model loads or (DRAINING) while the executor stops; INTERNAL while
-        it ends because it has failed.
+        answers. An open stream keeps its scheduler's lease alive. Not idempotent: a repetition, which is never refused to the
+        holder, ends the session of the call before it. Errors: FAILED_PRECONDITION (SESSION_HELD; metadata holder,
+        incarnation, age_ms, lease_left_ms) while another holder's lease is live, unless take_over is set or the caller is
+        the next incarnation of a holder without a stream; FAILED_PRECONDITION (INCOMPATIBLE_EXECUTOR) for another
+        protocol_version; UNAVAILABLE while the model loads or (DRAINING) while the executor stops; INTERNAL while it ends
+        because it has failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -93,13 +95,14 @@ class ExecutorServiceServicer:
 
     def Execute(self, request_iterator, context):
         """Execute is the step link: one long stream per attachment. The first message is Attach, all others are Step; the
-        first answer is Attached, then results in step order with Heartbeat every heartbeat_interval_ms between them. Steps
-        go on running while no stream is attached. Errors: FAILED_PRECONDITION (STREAM_REPLACED) when a higher attach_id
-        arrives; ABORTED (SESSION_LOST) for an old boot_id or epoch, a gap in step ids, a result that is no longer held,
-        the same step id with other bytes, a step over the credit, or a state hash that does not match; DATA_LOSS
-        (CORRUPT_MESSAGE) for a message that was changed on the way, which the next stream carries again; UNAVAILABLE
-        (DRAINING) after the last result of an executor that stops in good order; INTERNAL where it ends because it has
-        failed, for which the running step may be to blame.
+        first answer is Attached, then results in step order with Heartbeat every heartbeat_interval_ms between them.
+        Steps go on running while no stream is attached. Idempotent: a new stream, with the next attach_id, goes on where
+        the old one broke, and a step that comes again byte for byte is not computed again. Errors: FAILED_PRECONDITION
+        (STREAM_REPLACED) when a higher attach_id arrives; ABORTED (SESSION_LOST) for an old boot_id or epoch, a gap in
+        step ids, a result that is no longer held, the same step id with other bytes, a step over the credit, or a state
+        hash that does not match; DATA_LOSS (CORRUPT_MESSAGE) for a message that was changed on the way, which the next
+        stream carries again; UNAVAILABLE (DRAINING) after the last result of an executor that stops in good order;
+        INTERNAL where it ends because it has failed, for which the running step may be to blame.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,7 +110,7 @@ class ExecutorServiceServicer:
 
     def GetTokenizer(self, request, context):
         """GetTokenizer streams the tokenizer and template files of the model directory, so that a scheduler needs no model
-        volume. Read-only, repeat-safe. Errors: UNAVAILABLE while the model loads.
+        volume. Idempotent: it only reads. Errors: UNAVAILABLE while the model loads.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,10 +119,11 @@ class ExecutorServiceServicer:
     def Profile(self, request, context):
         """Profile records the next steps with PyTorch's profiler and streams the trace. Needs no session and leaves every
         session alone: steps go on, slower by what recording costs, and wait while the recording is closed, which takes
-        about 30 us per operation. Where no step comes it ends after duration_s with an empty trace. Cancelling the call ends
-        the recording. Errors: INVALID_ARGUMENT, also for a trace that would be larger than 1 GiB; FAILED_PRECONDITION
-        (PROFILE_RUNNING, PROFILE_UNSUPPORTED); UNAVAILABLE while the model loads or (DRAINING) when the executor stops
-        meanwhile; INTERNAL where the profiler fails or the temporary folder has no room for the trace.
+        about 30 us per operation. Where no step comes it ends after duration_s with an empty trace. Cancelling the call
+        ends the recording. Not idempotent: a repetition is a recording of its own. Errors: INVALID_ARGUMENT, also for a
+        trace that would be larger than 1 GiB; FAILED_PRECONDITION (PROFILE_RUNNING, PROFILE_UNSUPPORTED); UNAVAILABLE
+        while the model loads or (DRAINING) when the executor stops meanwhile; INTERNAL where the profiler fails or the
+        temporary folder has no room for the trace.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROTOS = Path(__file__).resolve().parents[2] / "protos"
+PROTOS = Path(__file__).resolve().parents[3] / "protos"
 
 
 def check(protos: Path) -> subprocess.CompletedProcess[str]:
