@@ -33,6 +33,7 @@ KIND_OF = {
     "DUPLICATE_REQUEST_ID": SchedulerError,
     "EVENTS_NOT_TRACKED": SchedulerError,
     "ADDRESS_IN_USE": ExecutionError,
+    "CORE_TIMEOUT": ExecutionError,
     "CORRUPT_MESSAGE": ExecutionError,
     "DRAINING": ExecutionError,
     "EXECUTOR_LOADING": ExecutionError,
