@@ -62,6 +62,10 @@ def miscount_running(replica):
     replica.slots.num_running += 1
 
 
+def miscount_decoding(replica):
+    replica.slots.num_decoding += 1
+
+
 def decode_without_running(replica):
     free = (~replica.slots.live).nonzero()[0][0]
     replica.slots.decoding[free] = True
@@ -198,7 +202,8 @@ def go_on_with_a_trial_for_nobody(replica):
 
 CORRUPTIONS = [
     lose_a_block, hold_a_block_twice, hold_a_free_block, free_a_held_block,
-    forget_a_slot_to_release, run_without_a_request, miscount_running, decode_without_running,
+    forget_a_slot_to_release, run_without_a_request, miscount_running, miscount_decoding,
+    decode_without_running,
     lose_a_free_slot, compute_past_the_blocks, apply_more_than_planned, forget_its_slot,
     mistake_the_generation, mistake_the_state, lose_an_output, run_past_the_end, wait_and_run,
     be_nowhere, drain_under_another_key, drain_for_nothing, wait_for_what_is_not_in_flight,

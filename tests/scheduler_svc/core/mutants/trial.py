@@ -35,7 +35,7 @@ MAX_CPU_S = {True: 50, False: 200}
 """Most CPU seconds of a brief trial and of any other; a mutant that never ends is noticed."""
 
 RELATED = {
-    "admitted_columns": ("decode_rows", "ends", "planner"),
+    "admitted_columns": ("slots", "decode_rows", "ends", "planner"),
     "admission": ("limits", "overlength", "choices", "recovery", "prior_outputs"),
     "prefill_admission": ("planner", "prefix_cache", "choices", "swapping", "prefills", "trials"),
     "output_processor": ("ends", "recovery", "planner", "prefix_cache", "prior_outputs"),

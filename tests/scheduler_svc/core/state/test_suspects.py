@@ -7,7 +7,8 @@ import pytest
 
 from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.request import Request, Terms
-from scheduler_svc.core.state.suspects import BROKEN_AT, CLEARED_AFTER, Suspects
+from scheduler_svc.core.state.suspects import BROKEN_AT, CLEARED_AFTER, Mark, Suspects
+from tandem.errors import InternalError
 from tests.scheduler_svc.core.harness import GREEDY
 
 
@@ -364,3 +365,53 @@ class TestBrokenExecutor:
         court.get_on(*court.try_next())
         assert [0] == court.try_next()
         assert 0 == court.die(0).poison.number
+
+
+class TestIntegrity:
+    def suspected(self) -> Court:
+        """Return a court of four requests of which two are suspects and one of these is tried."""
+        court = Court(4)
+        court.die(0, 1)
+        court.die(0, 1)
+        court.try_next()
+        court.suspects.check_integrity(court.live.keys())
+        return court
+
+    def test_a_mark_of_a_request_that_left_is_noticed(self):
+        """
+        A mark that outlives its request fails the check.
+        """
+        court = self.suspected()
+        del court.live[0]
+        with pytest.raises(InternalError, match="left is still suspected"):
+            court.suspects.check_integrity(court.live.keys())
+
+    def test_a_trial_of_an_unmarked_request_is_noticed(self):
+        """
+        A request that is tried though no death counts against it fails the check.
+        """
+        court = self.suspected()
+        court.suspects.trial[3] = Mark(request=court.live[3])
+        with pytest.raises(InternalError, match="tried that nothing speaks against"):
+            court.suspects.check_integrity(court.live.keys())
+
+    @pytest.mark.parametrize("error", [-1, 1])
+    def test_a_wrong_count_of_suspects_is_noticed(self, error):
+        """
+        A count of suspects that is not the number of requests with two deaths fails the check.
+        """
+        court = self.suspected()
+        court.suspects.num_suspects += error
+        with pytest.raises(InternalError, match="miscounted"):
+            court.suspects.check_integrity(court.live.keys())
+
+    def test_a_trial_without_suspects_is_noticed(self):
+        """
+        A trial that goes on after its last suspect was cleared fails the check: only its requests
+        would ever run.
+        """
+        court = Court(2)
+        court.die(0, 1)
+        court.suspects.trial = {mark.request.number: mark for mark in court.suspects.marks()}
+        with pytest.raises(InternalError, match="without suspects"):
+            court.suspects.check_integrity(court.live.keys())
