@@ -77,7 +77,7 @@ def check(replica: Replica, new: NewRequest) -> list[Request]:
     choices = choices_of(
         new,
         stop_len=total_len,
-        first_number=cell.counters.accepted,
+        first_number=cell.counters.requests.accepted_requests,
         num_truncated_tokens=whole_len - len(new.prompt),
     )
     _check_family(replica, new, len(choices))

@@ -94,8 +94,9 @@ def _check_counters(replica: Replica) -> None:
     for key, request in replica.draining.items():
         expected = request.place.planned - request.place.applied
         _require(in_flight[key] == expected, "a draining request waits for what is not in flight")
-    counters = cell.counters
-    in_system = counters.accepted - counters.finished - counters.failed
+    counters = cell.counters.requests
+    num_ended = counters.finished_requests + counters.failed_requests
+    in_system = counters.accepted_requests - num_ended
     _require(in_system == len(cell.requests), "accepted requests were lost or ended twice")
 
 

@@ -104,7 +104,7 @@ class Scheduler:
         try:
             choices = check(replica, new)
         except TandemError as error:
-            cell.counters.note_refused(error.metadata.get("limit"))
+            cell.counters.requests.note_refused(error.metadata.get("limit"))
             raise
         if taken := [c.new.handle for c in choices if cell.requests.find(c.new.handle) is not None]:
             raise InternalError(f"handle {taken[0]} is in use")

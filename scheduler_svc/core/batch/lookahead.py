@@ -38,7 +38,7 @@ def lookahead(replica: Replica, usual_step_s: float) -> int:
         usual_step_s: Seconds that a step usually takes; 0 while that is not known.
     """
     cell = replica.cell
-    if cell.suspects.is_cautious(cell.counters.steps):
+    if cell.suspects.is_cautious(cell.counters.compute.steps):
         return 1
     options = cell.options
     window, ahead = options.window, options.run_ahead

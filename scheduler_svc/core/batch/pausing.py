@@ -88,14 +88,15 @@ def preempt_for_blocks(builder: BatchBuilder, slot: int) -> None:
     replica = builder.replica
     cell = replica.cell
     request = replica.slots.request_of(slot)
-    num_fallbacks = cell.counters.swap_fallbacks
+    counters = cell.counters.preemption
+    num_fallbacks = counters.swap_fallbacks
     replica.preempt(slot)
     builder.num_preempted += 1
-    cell.counters.retractions += 1
+    counters.retractions += 1
     mode = cell.options.preemption_mode
-    if cell.counters.swap_fallbacks > num_fallbacks:
+    if counters.swap_fallbacks > num_fallbacks:
         mode = PreemptionMode.RECOMPUTE
-    line = preemption_line(request.new.request_id, mode, cell.counters.retractions)
+    line = preemption_line(request.new.request_id, mode, counters.retractions)
     if line is not None:
         cell.events.add_log(line)
     builder.release_ended()

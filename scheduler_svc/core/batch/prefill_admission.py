@@ -205,8 +205,8 @@ def _note_first_admission(
     replica = builder.replica
     cell = replica.cell
     if cell.options.prefix_caching:
-        cell.counters.prefix_lookup_tokens += request.num_known
-        cell.counters.prefix_hit_tokens += prefix.num_tokens
+        cell.counters.compute.prefix_cache_lookup_tokens += request.num_known
+        cell.counters.compute.prefix_cache_hit_tokens += prefix.num_tokens
     if request.times.scheduled_s is None:
         request.times.scheduled_s = now
         request.prefix.num_cached_tokens = min(prefix.num_tokens, request.prompt_len)

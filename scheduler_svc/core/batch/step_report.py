@@ -24,7 +24,7 @@ def report_step(builder: BatchBuilder, now: float) -> None:
         )
         cell.events.add_log(line)
     if cell.counters.decode_steps >= log.due_step:
-        cell.events.add_log(log.decode_line(snapshot, cell.counters.output_tokens, now))
+        cell.events.add_log(log.decode_line(snapshot, cell.counters.compute.output_tokens, now))
 
 
 def snapshot_of(replica: Replica) -> StepSnapshot:

@@ -40,13 +40,13 @@ def note_out_of_memory(replica: Replica, rows: PlannedRows, alone: Request | Non
         rows: The step; one without rows, such as a command, leaves the size of steps as it is.
         alone: The step's request, if it had only one.
     """
-    cell = replica.cell
-    cell.counters.out_of_memory_steps += 1
+    counters = replica.cell.counters
+    counters.faults.out_of_memory_steps += 1
     num_rows, num_tokens = len(rows.slot), int(rows.num_tokens.sum())
     if not num_rows:
         return
     room, limits = replica.room, replica.limits
-    room.note_failure(num_rows, num_tokens, cell.counters.steps)
+    room.note_failure(num_rows, num_tokens, counters.compute.steps)
     _log(
         replica,
         f"Executor out of memory in a step of {num_rows} rows and {num_tokens} tokens: the next "
@@ -57,7 +57,7 @@ def note_out_of_memory(replica: Replica, rows: PlannedRows, alone: Request | Non
         return
     alone.setbacks.num_out_of_memory += 1
     if alone.setbacks.num_out_of_memory >= FAILS_AT:
-        room.note_culprit_gone(cell.counters.steps)
+        room.note_culprit_gone(counters.compute.steps)
         _fail(replica, alone)
 
 
@@ -66,7 +66,8 @@ def let_steps_grow(replica: Replica) -> None:
     room, limits = replica.room, replica.limits
     if room.max_rows is None:
         return
-    if room.advance(replica.cell.counters.steps, limits.max_running, limits.max_total_tokens):
+    num_steps = replica.cell.counters.compute.steps
+    if room.advance(num_steps, limits.max_running, limits.max_total_tokens):
         _log(
             replica,
             f"Steps may have {room.rows(limits.max_running)} rows and "

@@ -72,8 +72,8 @@ def note_death(
     """
     cell = replica.cell
     suspects, counters = cell.suspects, cell.counters
-    counters.executor_deaths += 1
-    suspects.begin_caution(counters.steps)
+    counters.faults.executor_deaths += 1
+    suspects.begin_caution(counters.compute.steps)
     verdict = suspects.note_death(rows, len(cell.requests), num_ended=num_ended)
     if cell.recorder is not None:
         for mark in verdict.blamed:
@@ -87,7 +87,7 @@ def note_death(
         )
     _log(replica, text)
     if verdict.poison is not None:
-        counters.poison_requests += 1
+        counters.faults.poison_requests += 1
         _fail_poison(replica, verdict.poison)
     if verdict.victims:
         _fail_victims(replica, verdict.victims)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -68,52 +68,80 @@ class HistogramSnapshot:
     total: float
 
 
-_FIELDS = {
-    "accepted": "accepted_requests",
-    "finished": "finished_requests",
-    "failed": "failed_requests",
-    "refused": "refused_requests",
-    "prefix_lookup_tokens": "prefix_cache_lookup_tokens",
-    "prefix_hit_tokens": "prefix_cache_hit_tokens",
-}
-"""Fields of tandem.admin.v1.GetStatsResponse that have another name than their counter."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class RequestCounters:
+    """Requests by what became of them."""
+
+    accepted_requests: int = 0
+    finished_requests: int = 0
+    failed_requests: int = 0
+    refused_requests: int = 0
+    refused_by_limit: Counter[str] = field(default_factory=Counter)
+
+    def note_refused(self, limit: str | None) -> None:
+        """Count a refused request, by the limit that refused it; None where it was not a limit."""
+        self.refused_requests += 1
+        if limit is not None:
+            self.refused_by_limit[limit] += 1
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Counters:
-    """Numbers that only grow; see tandem.admin.v1.GetStatsResponse for what each counts."""
+class ComputeCounters:
+    """Steps, and the tokens that they computed or that the prefix cache spared them."""
 
-    accepted: int = 0
-    finished: int = 0
-    failed: int = 0
-    refused: int = 0
-    refused_by_limit: Counter[str] = field(default_factory=Counter)
+    steps: int = 0
     prefill_tokens: int = 0
     output_tokens: int = 0
+    prefix_cache_lookup_tokens: int = 0
+    prefix_cache_hit_tokens: int = 0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PreemptionCounters:
+    """Preemptions, and the KV blocks that they swapped."""
+
     preemptions: int = 0
     retractions: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
     swap_fallbacks: int = 0
-    prefix_lookup_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    recomputed_tokens: int = 0
-    steps: int = 0
-    decode_steps: int = 0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class FaultCounters:
+    """Failures of executors, and what they cost."""
+
     executor_deaths: int = 0
     poison_requests: int = 0
     out_of_memory_steps: int = 0
+    recomputed_tokens: int = 0
 
-    def note_refused(self, limit: str | None) -> None:
-        """Count a refused request, by the limit that refused it; None where it was not a limit."""
-        self.refused += 1
-        if limit is not None:
-            self.refused_by_limit[limit] += 1
+
+class Counters:
+    """
+    Numbers that only grow.
+
+    Those in a part are told to operators: tandem.admin.v1.GetStatsResponse has a field of the same
+    name for each, and says what it counts.
+
+    Attributes:
+        requests: Part on requests.
+        compute: Part on steps and tokens.
+        preemption: Part on preemptions.
+        faults: Part on failures of executors.
+        decode_steps: Number of steps planned with decodes; the core alone uses it.
+    """
+
+    __slots__ = ("compute", "decode_steps", "faults", "preemption", "requests")
+
+    def __init__(self) -> None:
+        self.requests = RequestCounters()
+        self.compute = ComputeCounters()
+        self.preemption = PreemptionCounters()
+        self.faults = FaultCounters()
+        self.decode_steps = 0
 
     def by_field(self) -> dict[str, Any]:
-        """Return a copy of the counters by their fields of the message, for its constructor."""
-        return {
-            _FIELDS.get(field.name, field.name): getattr(self, field.name)
-            for field in fields(self)
-            if field.name != "decode_steps"
-        }
+        """Return the counters of all parts by their fields of the message, for its constructor."""
+        parts = (self.requests, self.compute, self.preemption, self.faults)
+        return {name: getattr(part, name) for part in parts for name in part.__slots__}

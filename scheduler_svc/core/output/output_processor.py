@@ -58,7 +58,7 @@ def _is_as_planned(slots: SlotTable, rows: PlannedRows, result: StepResult) -> b
 
 def _apply_as_planned(replica: Replica, rows: PlannedRows, result: StepResult, now: float) -> None:
     replica.in_flight.popleft()
-    replica.cell.counters.steps += 1
+    replica.cell.counters.compute.steps += 1
     count = rows.num_decodes
     if len(rows.slot) == count:
         _append_decodes(replica, rows, result.token, now)
@@ -87,7 +87,7 @@ def _append_decodes(replica: Replica, rows: PlannedRows, token: Int32Column, now
     slots.tokens.push_decodes(decodes, position, token, now)
     offset = position - decodes.prompt_len
     cell.events.add_tokens(decodes.handle, offset, token, decodes.version)
-    cell.counters.output_tokens += len(token)
+    cell.counters.compute.output_tokens += len(token)
     if cell.recorder is not None:
         _record_tokens(replica, slot, token, now)
     ends = slots.admitted.end_ids.may_end(token)
@@ -101,7 +101,7 @@ def _append_decodes(replica: Replica, rows: PlannedRows, token: Int32Column, now
 def _apply_any(replica: Replica, rows: PlannedRows, result: StepResult, now: float) -> None:
     late = _check(replica, rows, result)
     replica.in_flight.popleft()
-    replica.cell.counters.steps += 1
+    replica.cell.counters.compute.steps += 1
     for error in result.row_errors:
         _fail_row(replica, error)
     if result.row_errors:  # These may also have stopped rows that shared KV with them.
@@ -213,7 +213,7 @@ def _note_prefills(replica: Replica, rows: PlannedRows) -> None:
     cell = replica.cell
     slots = replica.slots
     for row in range(rows.num_decodes, len(rows.slot)):
-        cell.counters.prefill_tokens += int(rows.num_tokens[row])
+        cell.counters.compute.prefill_tokens += int(rows.num_tokens[row])
         slot = int(rows.slot[row])
         if slots.running[slot] and slots.generation[slot] == rows.generation[row]:
             done = int(min(slots.tokens.applied[slot], slots.admitted.prompt_len[slot]))
@@ -233,7 +233,7 @@ def _append_tokens(
     slots.tokens.push(slot, position, token)
     _note_times(replica, slot, position, now)
     cell.events.add_tokens(slots.admitted.handle[slot], offset, token)
-    cell.counters.output_tokens += len(slot)
+    cell.counters.compute.output_tokens += len(slot)
     if cell.recorder is not None:
         _record_tokens(replica, slot, token, now)
     ends = slots.admitted.end_ids.may_end(token) | (known == slots.admitted.stop_len[slot])
@@ -283,7 +283,7 @@ def _append_late_token(replica: Replica, result: StepResult, row: int, now: floa
         np.array([offset], np.int32),
         np.array([token], np.int32),
     )
-    cell.counters.output_tokens += 1
+    cell.counters.compute.output_tokens += 1
     if cell.recorder is not None:
         cell.recorder.note_tokens([(request, token)], replica.kv.pool, now)
     finish_if_over(replica, request, token, now)

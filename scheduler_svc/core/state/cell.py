@@ -63,10 +63,10 @@ class Cell:
     def accept(self, request: Request) -> None:
         """Accept one choice of a checked request into the waiting queue."""
         if not len(self.requests):
-            self.step_log.wake(request.new.arrival_s, self.counters.output_tokens)
+            self.step_log.wake(request.new.arrival_s, self.counters.compute.output_tokens)
         self.requests.add(request)
         self.queue.add(request, self.now_s)
-        self.counters.accepted += 1
+        self.counters.requests.accepted_requests += 1
         if self.recorder is not None:
             self.recorder.note(EventKind.ADD, request, request.new.arrival_s)
 

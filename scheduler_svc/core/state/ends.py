@@ -26,7 +26,7 @@ def finish(
     _leave(replica, request)
     got_on = reason not in {FinishReason.CANCELLED, FinishReason.DEADLINE}
     cell.suspects.note_left(request.number, got_on=got_on)
-    cell.counters.finished += 1
+    cell.counters.requests.finished_requests += 1
     if cell.recorder is not None:
         cell.recorder.note(EventKind.FINISH, request, now, reason.name)
     arrival_s, known = request.new.arrival_s, len(request.outputs)
@@ -67,7 +67,7 @@ def fail(replica: Replica, request: Request, error: TandemError) -> None:
     cell = replica.cell
     _leave(replica, request)
     cell.suspects.note_left(request.number, got_on=False)
-    cell.counters.failed += 1
+    cell.counters.requests.failed_requests += 1
     cell.note(EventKind.FAIL, request, error.reason)
     cell.events.add(Failed(handle=request.new.handle, error=error))
 

@@ -110,7 +110,7 @@ class Replica:
         kind = EventKind.EVICT if slot in self.paused else EventKind.RETRACT
         self.vacate(slot)
         if not self.kv.try_plan_swap(slot, request):
-            cell.counters.swap_fallbacks += 1
+            cell.counters.preemption.swap_fallbacks += 1
         self._note_preempted(request, kind, detail)
         if request.place.applied == request.place.planned:
             self.wait_again(request)
@@ -174,7 +174,7 @@ class Replica:
         cell, ran = self.cell, self.slots.running_requests()
         lost = [*self.slots.planned[self.slots.running].tolist()]
         lost += [request.place.planned for request in self.draining.values()]
-        cell.counters.recomputed_tokens += sum(lost)
+        cell.counters.faults.recomputed_tokens += sum(lost)
         for request in ran:
             assert request.place.slot is not None
             self.vacate(request.place.slot)
@@ -194,5 +194,5 @@ class Replica:
 
     def _note_preempted(self, request: Request, kind: EventKind, detail: str) -> None:
         request.setbacks.num_preemptions += 1
-        self.cell.counters.preemptions += 1
+        self.cell.counters.preemption.preemptions += 1
         self.cell.note(kind, request, detail)

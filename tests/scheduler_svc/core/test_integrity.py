@@ -133,7 +133,7 @@ def forget_a_batch(replica):
 
 
 def lose_a_request(replica):
-    replica.cell.counters.accepted += 1
+    replica.cell.counters.requests.accepted_requests += 1
 
 
 def forget_a_handle(replica):

@@ -14,12 +14,15 @@ class TestCounters:
         counters = Counters()
         fields = counters.by_field()
         assert fields.keys() <= {field.name for field in GetStatsResponse.DESCRIPTOR.fields}
-        counters.preemptions, counters.swap_fallbacks = 3, 4
-        counters.note_refused("max_num_seqs")
-        counters.note_refused(None)
+        counters.preemption.preemptions, counters.preemption.swap_fallbacks = 3, 4
+        counters.compute.steps, counters.faults.executor_deaths = 5, 6
+        counters.requests.note_refused("max_num_seqs")
+        counters.requests.note_refused(None)
         expected = GetStatsResponse(
             preemptions=3,
             swap_fallbacks=4,
+            steps=5,
+            executor_deaths=6,
             refused_requests=2,
             refused_by_limit={"max_num_seqs": 1},
         )

@@ -335,7 +335,10 @@ class CoreWorld:
         counters = rig.core._cell.counters
         num_in = sum(len(batch.swap_in_block) for batch in rig.batches)
         num_out = sum(len(batch.swap_out_block) for batch in rig.batches)
-        assert (num_in, num_out) == (counters.swapped_in_blocks, counters.swapped_out_blocks)
+        assert (num_in, num_out) == (
+            counters.preemption.swapped_in_blocks,
+            counters.preemption.swapped_out_blocks,
+        )
         times = [times for times in rig.token_times.values() if times]
         waits = [t[0] - rig.submitted[h].arrival_s for h, t in rig.token_times.items() if t]
         gaps = [late - soon for one in times for soon, late in pairwise(one)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
 
 import pytest
 
@@ -17,7 +16,7 @@ MET = {
     "max_queued_tokens", "max_tenant_requests", "RETRACT out of memory", "RETRACT executor lost",
     "RETRACT shared KV was wrong", "RETRACT suspended", "EVICT out of memory", "copied_blocks",
     "POISON_REQUEST", "executor_deaths", "OUT_OF_MEMORY", "out_of_memory_steps", "RETRACT waits while others are tried",
-    "retractions", "swapped_out_blocks", "swapped_in_blocks", "swap_fallbacks", "prefix_hit_tokens",
+    "retractions", "swapped_out_blocks", "swapped_in_blocks", "swap_fallbacks", "prefix_cache_hit_tokens",
 }  # fmt: skip
 """Events that twenty long histories must come across, or they would prove little."""
 
@@ -25,9 +24,8 @@ MET = {
 def what_happened(world: CoreWorld) -> Counter[str]:
     """Return how often a history met each event."""
     rig = world.rig
-    counters = asdict(rig.core._cell.counters)
-    del counters["refused_by_limit"]  # asdict counts a Counter's pairs
-    seen = rig.core._cell.counters.refused_by_limit + Counter(counters)
+    counters = rig.core._cell.counters.by_field()
+    seen = counters.pop("refused_by_limit") + Counter(counters)
     seen["copied_blocks"] = sum(len(batch.copy_source) for batch in rig.batches)
     seen.update(ended.reason.name for ended in rig.ended.values())
     seen.update(failed.error.reason for failed in rig.failed.values())

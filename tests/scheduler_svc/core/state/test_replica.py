@@ -119,7 +119,7 @@ class TestPreempt:
         assert RequestState.WAITING is rig.core.state_of(0)
         assert [0] == rig.core.waiting_handles()
         assert ("RETRACT", "out of memory") in kinds_of(rig, "r0")
-        counters = rig.core._cell.counters
+        counters = rig.core._cell.counters.preemption
         assert (1, 0) == (counters.preemptions, counters.swap_fallbacks)
 
     def test_a_paused_request_is_evicted(self):
@@ -143,7 +143,7 @@ class TestPreempt:
         swap = replace(OPTIONS, preemption_mode=PreemptionMode.SWAP)
         rig = decoding(options=swap)
         rig.core._replica.preempt(0)
-        assert 1 == rig.core._cell.counters.swap_fallbacks
+        assert 1 == rig.core._cell.counters.preemption.swap_fallbacks
         rig.run()
         assert rig.expected(0) == rig.outputs[0]
 
