@@ -196,7 +196,7 @@ PROGRAM = Program(
     description="Tandem's executor service: computes the steps that a scheduler plans.",
     exit_codes="0 stopped, 1 failed, 2 wrong configuration or model",
     env_prefix="TANDEM_EXECUTOR_",
-    foreign=("scheduler", Group.SCHEDULING),
+    other="scheduler",
 )
 
 

@@ -183,7 +183,7 @@ PROGRAM = Program(
     exit_codes="0 stopped, 1 failed, 2 wrong configuration",
     env_prefix="TANDEM_",
     foreign_prefixes=("TANDEM_EXECUTOR_", "TANDEM_CLIENT_", "TANDEM_CACHE_", "TANDEM_TORCH_"),
-    foreign=("executor", Group.COMPUTING),
+    other="executor",
 )
 
 

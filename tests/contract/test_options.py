@@ -6,7 +6,7 @@ import pytest
 
 from executor_svc.config.settings import PROGRAM as EXECUTOR
 from scheduler_svc.config.settings import PROGRAM as SCHEDULER
-from tandem.settings.options import FILE, Group, as_json, keys_of, options_of, table_of
+from tandem.settings.options import FILE, as_json, keys_of, options_of, table_of
 
 PROGRAMS = {"executor": EXECUTOR, "scheduler": SCHEDULER}
 
@@ -68,12 +68,24 @@ class TestAliases:
 
 
 class TestSharedFile:
-    def test_keys_of_a_group_include_its_aliases(self):
+    @pytest.mark.parametrize("service", PROGRAMS)
+    def test_every_key_of_the_other_service_is_its_own_or_foreign(self, service):
         """
-        A file for both services may name the other's options by any of their names.
+        A file for both services may name the other's options by any of their names; an option that
+        both have is no foreign one.
         """
-        keys = keys_of("scheduler", Group.SCHEDULING)
-        assert {"enable_prefix_caching", "prefix_caching"} <= set(keys)
-        assert "block_size" not in keys
-        assert keys == EXECUTOR.foreign_keys
-        assert keys_of("executor", Group.COMPUTING) == SCHEDULER.foreign_keys
+        program = PROGRAMS[service]
+        own = {*program.schema.model_fields, *program.aliases}
+        for other in PROGRAMS.keys() - {service}:
+            assert {*keys_of(other)} - own == {*program.foreign_keys}
+
+    def test_names_and_aliases_of_one_service_are_foreign_to_the_other(self):
+        """
+        Options of any group count, the limits that both services obey do not.
+        """
+        assert {"frontends", "lost_after_s", "executor", "prefix_caching"} <= {
+            *EXECUTOR.foreign_keys
+        }
+        assert {"model", "device", "stop_grace_s", "num_threads"} <= {*SCHEDULER.foreign_keys}
+        shared = {"block_size", "max_requests", "buffer_size_gb", "max_num_seqs", "listen"}
+        assert not shared & {*EXECUTOR.foreign_keys, *SCHEDULER.foreign_keys}

@@ -107,6 +107,21 @@ class TestPlan:
         assert 3 * 512 // 16 == plan["num_blocks"]
         assert "default: max_batch_size 3 requests of max_model_len 512" == plan["sized_by_place"]
 
+    def test_file_may_have_the_schedulers_keys(self, dry_run, planned, tmp_path):
+        """
+        Keys of the scheduler in a file for both services change nothing; misspelt, they end the run.
+        """
+        file = tmp_path / "both.json"
+        file.write_text('{"frontends": 2, "lost_after_s": 9.5, "max_num_blocks": 40}')
+        plan = planned("--config", str(file))
+        assert (40, f"{file}: max_num_blocks") == (plan["num_blocks"], plan["sized_by_place"])
+        file.write_text('{"lost_after": 9.5}')
+        expected = (
+            f"INVALID_CONFIG: {file}: lost_after: unknown key 'lost_after'; did you mean "
+            "'lost_after_s'?\n"
+        )
+        assert (2, "", expected) == dry_run("--config", str(file))
+
 
 class TestRefusals:
     def test_each_mistake_has_its_text_and_ends_2(self, dry_run, planned):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_svc.config.settings import load_settings
+from executor_svc.config.settings import PROGRAM, load_settings
 from scheduler_svc.config.settings import load_settings as load_scheduler_settings
 from tandem.engine_config import PRESETS
 from tandem.errors import InvalidConfig
@@ -127,6 +127,25 @@ class TestSources:
         assert PRESETS[preset] == load_settings([*MODEL, "--config", path], {}).limits
         assert PRESETS[preset] == scheduler.settings.engine_config()
 
+    @pytest.mark.parametrize("name", PROGRAM.foreign_keys)
+    def test_options_of_the_scheduler_are_left_to_it(self, name, config_file):
+        """
+        A key of the file that only the scheduler has is ignored by the executor, whatever its value.
+        """
+        path = config_file({name: ["of", "the", "scheduler's"], "num_threads": 2})
+        loaded = load_settings([*MODEL, "--config", path], {})
+        assert {"num_threads": "file", "model": "flag"} == loaded.sources
+
+    @pytest.mark.parametrize("name", ["frontends", "lost_after_s"])
+    def test_other_sources_than_a_file_are_the_executors_alone(self, name):
+        """
+        An option of the scheduler is no flag and no variable of the executor.
+        """
+        variable = f"TANDEM_EXECUTOR_{name.upper()}"
+        assert f"{variable}: unknown key {name!r}" in complaint(MODEL, {variable: "2"})
+        flag = f"--{name.replace('_', '-')}=2"
+        assert f"unrecognized arguments: {flag}" in complaint([*MODEL, flag])
+
     def test_limits_of_the_scheduler_are_not_shown(self, config_file):
         """
         A setting that the executor does not obey is not shown, even if a file has it.
@@ -244,10 +263,11 @@ class TestMistakes:
             [*MODEL, "--config", str(missing)]
         )
         assert "is not valid JSON" in complaint([*MODEL, "--config", config_file("{")])
-        path = config_file({"blocksize": 3})
-        assert f"{path}: blocksize: unknown key 'blocksize'; did you mean 'block_size'?" == (
-            complaint([*MODEL, "--config", path])
-        )
+        for wrong, meant in (("blocksize", "block_size"), ("frontend", "frontends")):
+            path = config_file({wrong: 3})
+            assert f"{path}: {wrong}: unknown key {wrong!r}; did you mean {meant!r}?" == (
+                complaint([*MODEL, "--config", path])
+            )
 
     @pytest.mark.parametrize(
         ("content", "text"),

@@ -53,6 +53,22 @@ class TestDryRun:
         """A warning of the start is part of the forecast."""
         assert "warning: block_size 24 is unusual" in dry_run("--block-size=24")[1]
 
+    def test_file_may_have_the_executors_keys(self, dry_run, tmp_path):
+        """
+        Keys of the executor in a file for both services change nothing; misspelt, they end the run.
+        """
+        file = tmp_path / "both.json"
+        file.write_text('{"model": "some/dir", "num_threads": 2, "max_num_blocks": 100}')
+        code, output, errors = dry_run("--config", str(file))
+        assert (0, "") == (code, errors)
+        assert "  max_num_blocks = 100 (file)\n" in output
+        file.write_text('{"num_thread": 2}')
+        expected = (
+            f"INVALID_CONFIG: {file}: num_thread: unknown key 'num_thread'; did you mean "
+            "'num_threads'?\n"
+        )
+        assert (2, "", expected) == dry_run("--config", str(file))
+
     def test_mistakes_end_as_at_a_start(self, dry_run):
         """A broken rule is refused with its text and exit code 2."""
         expected = "INVALID_CONFIG: max_total_tokens must be at least max_batch_size\n"

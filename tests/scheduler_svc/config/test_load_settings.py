@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.config.settings import load_settings
+from scheduler_svc.config.settings import PROGRAM, load_settings
 from tandem.engine_config import EngineConfig
 from tandem.errors import InvalidConfig
-from tandem.settings.options import Group, keys_of
 from tandem.settings.schema import LIMITS
 
 RULES = (
@@ -181,11 +180,10 @@ class TestMistakes:
         """
         assert load_settings([], {variable: "tcp://10.0.0.1:50051"}).sources == {}
 
-    @pytest.mark.parametrize("name", keys_of("executor", Group.COMPUTING))
-    def test_how_to_compute_is_left_to_the_executor(self, name, tmp_path):
+    @pytest.mark.parametrize("name", PROGRAM.foreign_keys)
+    def test_options_of_the_executor_are_left_to_it(self, name, tmp_path):
         """
-        A key of the file that says how the executor computes is ignored by the scheduler, whatever
-        its value.
+        A key of the file that only the executor has is ignored by the scheduler, whatever its value.
         """
         file = _write(tmp_path, {name: "of the executor's own kind", "window": 3})
         assert {"window": "file"} == load_settings(["--config", file], {}).sources

@@ -95,7 +95,6 @@ def options_of(service: ServiceName) -> tuple[Option, ...]:
     return table_of(service).options
 
 
-def keys_of(service: ServiceName, group: Group) -> tuple[str, ...]:
-    """Return the names and aliases of a service's options in a group."""
-    found = [one for one in options_of(service) if one.group is group]
-    return tuple(key for one in found for key in (one.name, *one.aliases))
+def keys_of(service: ServiceName) -> tuple[str, ...]:
+    """Return the names and aliases of a service's options."""
+    return tuple(key for one in options_of(service) for key in (one.name, *one.aliases))

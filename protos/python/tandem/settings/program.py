@@ -28,8 +28,8 @@ class Program(Generic[S]):
         exit_codes: Meanings of its exit codes, for --help.
         env_prefix: Prefix of its environment variables; the rest is a field's name in capitals.
         foreign_prefixes: Prefixes of variables that begin like its own but belong to others.
-        foreign: The other service and its options that a file for both services may have; their
-            values are ignored.
+        other: The other service, whose options a file for both services may have; values of those
+            that are not options of this service as well are ignored.
     """
 
     schema: type[S]
@@ -38,7 +38,7 @@ class Program(Generic[S]):
     exit_codes: str
     env_prefix: str
     foreign_prefixes: tuple[str, ...] = ()
-    foreign: tuple[ServiceName, Group] | None = None
+    other: ServiceName | None = None
 
     @property
     def options(self) -> tuple[Option, ...]:
@@ -58,7 +58,10 @@ class Program(Generic[S]):
     @property
     def foreign_keys(self) -> tuple[str, ...]:
         """Keys of a file that only the other service uses."""
-        return () if self.foreign is None else keys_of(*self.foreign)
+        if self.other is None:
+            return ()
+        own = {*self.schema.model_fields, *self.aliases}
+        return tuple(key for key in keys_of(self.other) if key not in own)
 
 
 @functools.cache

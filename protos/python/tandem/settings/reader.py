@@ -138,7 +138,7 @@ def _by_name(program: Program[S], source: _Source, layer: Iterable[_Given]) -> d
     found: dict[str, _Given] = {}
     for given in layer:
         name = aliases.get(given.key, given.key)
-        if name in foreign:
+        if given.key in foreign:
             continue
         if name not in keys:
             known = [*sorted(keys), *aliases, *foreign]
