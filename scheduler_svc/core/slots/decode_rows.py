@@ -76,7 +76,6 @@ class DecodeRows:
         key_sum: Number that a step of all these rows adds to the state hash.
         start: Position that each row computes next; a new array for each step.
         num_left: Number of steps until one of the rows has nothing left to compute.
-        is_regular: True until a slot is known to have a whole block to spare.
         tokens_seen_s: Time at which all rows got their latest token; None if they did not get it
             at one time.
     """
@@ -90,7 +89,6 @@ class DecodeRows:
         "flags",
         "generation",
         "handle",
-        "is_regular",
         "key_sum",
         "num_left",
         "num_tokens",
@@ -142,7 +140,6 @@ class DecodeRows:
         self.start = start
         self.key_sum = key_sum
         self.num_left = int((stop_len - start).min()) - 1 if len(slot) else 0
-        self.is_regular = True
         self.tokens_seen_s: float | None = None
         self._block_size = block_size
         self._spare: NDArray[np.intp] = capacity - start
@@ -157,16 +154,16 @@ class DecodeRows:
     def __len__(self) -> int:
         return len(self.slot)
 
-    def full(self) -> GrowingRows:
+    def full(self) -> GrowingRows | None:
         """
-        Return the rows that have no block yet for the position of this step; where not
-        `is_regular`, perhaps also other rows.
+        Return the rows that have no block yet for the position of this step; None where only the
+        block table tells, since a slot had a whole block to spare.
         """
         if not self._num_steps:
             return GrowingRows(self.slot[self._spare == 0])
         if self._ring is None:  # A second step of the same rows: there will probably be more.
             self._ring = self._by_phase()
-        return self._ring[self._num_steps % self._block_size]
+        return self._ring[self._num_steps % self._block_size] if self._ring else None
 
     def forget_turns(self) -> None:
         """Drop the precomputed turns, since a slot got a block out of turn."""
@@ -187,11 +184,14 @@ class DecodeRows:
             self._is_ahead = False
 
     def _by_phase(self) -> list[GrowingRows]:
-        """Return the rows that need a block before step i of every `block_size`, i from 0 on."""
-        self.is_regular = bool(self._spare.max() < self._block_size)
-        phase = self._spare % self._block_size
-        order = phase.argsort(kind="stable")
-        bounds = phase[order].searchsorted(np.arange(self._block_size + 1)).tolist()
+        """
+        Return the rows that need a block before step i of every `block_size`, i from 0 on; nothing
+        if a slot has a whole block to spare, so that it misses a turn.
+        """
+        if self._spare.max() >= self._block_size:
+            return []
+        order = self._spare.argsort(kind="stable")
+        bounds = self._spare[order].searchsorted(np.arange(self._block_size + 1)).tolist()
         ordered = self.slot[order]
         return [
             GrowingRows(ordered[start:stop], is_periodic=True) for start, stop in pairwise(bounds)

@@ -216,11 +216,10 @@ class SlotTable:
     def full_rows(self, rows: DecodeRows) -> GrowingRows:
         """Return those of these rows that need a block, in their order."""
         growing = rows.full()
-        if rows.is_regular:
+        if growing is not None:
             return growing
-        slot = growing.slot
-        is_full = self.planned[slot] == self.blocks.num_blocks[slot] * self.blocks.block_size
-        return GrowingRows(slot[is_full])
+        num_blocks = self.blocks.num_blocks[rows.slot]
+        return GrowingRows(rows.slot[rows.start == num_blocks * self.blocks.block_size])
 
     def least_served(self, ready: NDArray[np.intp], count: int) -> NDArray[np.intp]:
         """
