@@ -79,13 +79,12 @@ def decode_kernel(
     DIRECT: tl.constexpr,
 ) -> None:
     """
-    Attend to the chunks of one row, key head and split.
+    Attend to the chunks of one row, key head and split; oracle `reference.ReferencePlan.attend`.
 
     Grid (KV_HEADS * cdiv(GROUP, HEADS), splits, rows). query [B, H, D]; kv_cache [blocks, BLOCK,
     2, KV_HEADS, D]; seq_len 0 is padding. DIRECT writes all of out [B, H, D]; otherwise chunks
     write their entries of DecodeScratch. Offsets are int64: the cache can pass 2**31 elements.
     """
-    # oracle reference.ReferencePlan.attend
     kv_head = tl.program_id(0) // tl.cdiv(GROUP, HEADS)
     in_group = tl.program_id(0) % tl.cdiv(GROUP, HEADS) * HEADS + tl.arange(0, HEADS)
     head = kv_head * GROUP + in_group

@@ -59,7 +59,7 @@ def text_of(events: Iterable[Event]) -> Iterator[str]:
 
 class BaseStream:
     """
-    What streams for threads and for asyncio share: the state of the completion, calls and their
+    Common part of streams for threads and for asyncio: the state of the completion, calls and their
     failures, and the events that stay to be asked for when the stream has been read.
 
     Attributes:

@@ -198,7 +198,7 @@ class TestWithoutEffect:
         [
             (("--preemption-mode=swap",), 0, "the executor has no host blocks"),
             ((), 7, "keeps 7 host blocks and preemption_mode is recompute"),
-            (("--victim-rule=paused_budget",), 0, "nobody is paused: set paused_budget_blocks"),
+            (("--victim-rule=paused_budget",), 0, "none is paused: set paused_budget_blocks"),
             (("--paused-budget-blocks=3",), 0, "3 and victim_rule is fewest_generated"),
             (("--memory-threshold=0",), 0, "every request is refused"),
         ],
