@@ -13,14 +13,24 @@ from tests.threads import NUM_THREADS
 torch.set_num_threads(NUM_THREADS)  # also where torch was imported before the variable was set
 
 
+def poison(dtype: torch.dtype) -> float | bool:
+    """Return a value that no kernel may mean: NaN, or the farthest integer from any index."""
+    if dtype.is_floating_point:
+        return float("nan")
+    if dtype is torch.bool:
+        return True
+    limits = torch.iinfo(dtype)
+    return limits.min if dtype.is_signed else limits.max
+
+
 @pytest.fixture(autouse=True)
-def nan_filled_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill every fresh floating tensor with NaN, so that an element that nothing writes is seen."""
+def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill every fresh tensor with poison, so that an element that nothing writes is seen."""
 
     def filled(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def made(*args: Any, **kwargs: Any) -> torch.Tensor:
             tensor = make(*args, **kwargs)
-            return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+            return tensor.fill_(poison(tensor.dtype))
 
         return made
 
