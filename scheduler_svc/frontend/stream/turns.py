@@ -71,11 +71,6 @@ class Bell:
         self._waiter: asyncio.Future[None] | None = None
         self._period: int | None = None
 
-    @property
-    def is_rung(self) -> bool:
-        """True if the listener has not gone on since the bell was last rung."""
-        return self._is_rung
-
     def ring(self) -> None:
         """Let the listener go on in turn, now or when it next waits."""
         if not self._is_rung:

@@ -274,7 +274,7 @@ class TestStopString:
         inbox = frontend.client._inboxes[stream_id]
         await frontend.core.tokens(stream_id, len(ids), ids_of("x"))
         await until(
-            lambda: inbox.choices[0].num_received > len(ids) and not inbox._something.is_rung
+            lambda: inbox.choices[0].num_received > len(ids) and not inbox._something._is_rung
         )
         end = ended(stream_id, FinishReason.STOP_STRING, told.num_output_tokens)
         await frontend.core.tokens(stream_id, 0, [], end=end)

@@ -107,6 +107,6 @@ class TestBell:
         again = asyncio.create_task(bell.wait())
         await settle()
         assert not again.done()
-        assert not bell.is_rung
+        assert not bell._is_rung
         bell.ring()
         await within(again)
