@@ -171,6 +171,11 @@ class TestMalformed:
                 admit_of(sampling={"temperature": float("inf")}),
                 "step.batch.admit[0].sampling.temperature",
             ),
+            (admit_of(sampling={"temperature": 2.5}), "step.batch.admit[0].sampling.temperature"),
+            (
+                admit_of(sampling={"frequency_penalty": 2.5}),
+                "step.batch.admit[0].sampling.frequency_penalty",
+            ),
             (
                 admit_of(sampling={"repetition_penalty": 0.0}),
                 "step.batch.admit[0].sampling.repetition_penalty",

@@ -25,7 +25,7 @@ from tandem.link.batch import (
 )
 from tandem.link.logprobs import LogprobColumns
 from tandem.link.session import Attach, Attached, Heartbeat, SchedulerId
-from tandem.sampling_params import SamplingParams
+from tandem.sampling_params import MAX_TEMPERATURE, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 UINT64 = st.integers(0, 2**64 - 1)
@@ -135,7 +135,7 @@ def admissions(draw: st.DrawFn) -> Admission:
         num_cached_tokens=draw(UINT32),
         block_ids=draw(columns(np.int32, draw(st.integers(0, 5)))),
         sampling=SamplingParams(
-            temperature=draw(st.floats(0, 1e3, width=32)),
+            temperature=draw(st.floats(0, MAX_TEMPERATURE, width=32)),
             top_k=draw(SLOT),
             top_p=draw(st.floats(2.0**-20, 1, width=32)),
             seed=draw(UINT64),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, SupportsIndex, get_args, get_type_hints
 
 from scheduler_svc.core.admission import MAX_PRIORITY, MIN_PRIORITY
-from scheduler_svc.frontend.request.sampling import check_logit_bias
+from scheduler_svc.frontend.request.sampling import check_logit_bias, row_params
 from scheduler_svc.frontend.request.validation import (
     MAX_CACHE_SALT_BYTES,
     MAX_CHOICES,
@@ -20,7 +20,6 @@ from scheduler_svc.frontend.request.validation import (
 from tandem.sampling_params import (
     MAX_BIAS,
     MAX_LOGPROBS,
-    MIN_TEMPERATURE,
     MODEL_DEFAULT_PARAMS,
     RANGED_PARAMS,
     SamplingParams,
@@ -220,7 +219,7 @@ class GenerationParams:
                 message = f"logit_bias must map ids to numbers, got {token_id!r}: {bias!r}."
                 raise ValidationError(message, reason="INVALID_PARAMETER", field="logit_bias")
 
-    def row_sampling(self, seed: int, end_ids: Iterable[int]) -> SamplingParams:
+    def row_sampling(self, seed: int, end_ids: Collection[int]) -> SamplingParams:
         """
         Return the sampling params of a row for the executor, from resolved parameters.
 
@@ -228,22 +227,9 @@ class GenerationParams:
             seed: Key of the noise.
             end_ids: All ids that end the output.
         """
-        found = self.resolved(SamplingParams(), self.max_tokens or self.min_tokens + 1)
-        temperature = found.temperature or 0.0
-        return SamplingParams(
-            temperature=max(temperature, MIN_TEMPERATURE) if temperature > 0 else 0.0,
-            top_k=max(found.top_k or 0, 0),
-            top_p=found.top_p or 0.0,
-            seed=seed,
-            repetition_penalty=found.repetition_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            min_p=found.min_p or 0.0,
-            min_tokens=self.min_tokens,
-            end_ids=tuple(sorted(end_ids)) if self.min_tokens else (),
-            logit_bias=tuple(sorted(self.logit_bias.items())),
-            logprobs=self.logprobs,
-        )
+        names = [param.name for param in fields(SamplingParams) if hasattr(self, param.name)]
+        given = {name: getattr(self, name) for name in names} | {"seed": seed}
+        return row_params(given, SamplingParams(), end_ids)
 
 
 @cache

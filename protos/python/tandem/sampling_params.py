@@ -1,7 +1,7 @@
 """
-Sampling parameters: the one declaration of their defaults and ranges beside the protos. They are
-the same in a request, in a model's generation_config.json and in an executor's description of the
-model's defaults.
+Sampling parameters: the one declaration of their defaults and ranges; the protos only repeat them
+in comments. They are the same in a request, in a model's generation_config.json and in an
+executor's description of the model's defaults.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ MIN_TEMPERATURE = 0.01
 MAX_TEMPERATURE = 2.0
 MAX_PENALTY = 2.0
 MAX_TOP_K = 2**31 - 1
+MAX_MIN_TOKENS = 2**31 - 1
 MAX_LOGPROBS = 20
 """Largest number of likeliest ids that are reported with a token."""
 MAX_BIAS = 100.0
@@ -90,10 +91,21 @@ class SamplingParams:
             (lambda value: 0 <= value <= 1, "must be in [0, 1]"), model_default=True
         ),
     )
-    min_tokens: int = 0
+    min_tokens: int = field(
+        default=0,
+        metadata=_declared(
+            (lambda value: value >= 0, "must be non-negative"),
+            (lambda value: value <= MAX_MIN_TOKENS, f"must be at most {MAX_MIN_TOKENS}"),
+        ),
+    )
     end_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
-    logprobs: int | None = None
+    logprobs: int | None = field(
+        default=None,
+        metadata=_declared(
+            (lambda value: 0 <= value <= MAX_LOGPROBS, f"must be in [0, {MAX_LOGPROBS}]")
+        ),
+    )
 
     @property
     def has_penalties(self) -> bool:
@@ -108,8 +120,12 @@ class SamplingParams:
 _RULES: Mapping[str, tuple[_Rule, ...]] = {
     param.name: param.metadata["rules"] for param in fields(SamplingParams) if param.metadata
 }
-RANGED_PARAMS = tuple(_RULES)
-"""Parameters that are one number with a range."""
+_OF_REQUESTS = frozenset({"min_tokens", "logprobs"})
+RANGED_PARAMS = tuple(name for name in _RULES if name not in _OF_REQUESTS)
+"""
+Parameters that are one number with a range, and that the contract counts as sampling; min_tokens
+and logprobs, which have a range too, stand elsewhere in a request.
+"""
 MODEL_DEFAULT_PARAMS = tuple(
     param.name for param in fields(SamplingParams) if param.metadata.get("model_default")
 )
@@ -136,3 +152,15 @@ def broken_range(name: str, value: float) -> str | None:
         with np.errstate(over="ignore"):
             value = float(np.float32(value))
     return next((rule for holds, rule in _RULES.get(name, ()) if not holds(value)), None)
+
+
+def broken_param(params: SamplingParams) -> str | None:
+    """
+    Return the first parameter whose value is outside its range, or None. Real numbers must be
+    float32 already, as those from a message are.
+    """
+    for name, rules in _RULES.items():
+        value = getattr(params, name)
+        if value is not None and not all(holds(value) for holds, _ in rules):
+            return name
+    return None

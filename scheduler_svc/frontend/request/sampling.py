@@ -7,6 +7,8 @@ Field paths start at GenerateRequest.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +23,13 @@ from tandem.sampling_params import (
 )
 
 MAX_BIASED_IDS = 1024
+_TOLD_PARAMS = tuple(
+    param.name
+    for param in fields(SamplingParams)
+    if param.name in request_pb2.ResolvedParams.DESCRIPTOR.fields_by_name
+    and param.name != "logit_bias"
+)
+"""Parameters that are one number and that a client is told."""
 
 
 def check_sampling(request: inference_service_pb2.GenerateRequest, vocab_size: int) -> None:
@@ -90,44 +99,41 @@ def resolve_sampling(
         end_ids: All ids that end the output.
         choose_seed: Called if no seed was sent.
     """
-    given, min_tokens = request.sampling, request.stopping.min_tokens
-    temperature = given.temperature if given.HasField("temperature") else defaults.temperature
-    top_k = given.top_k if given.HasField("top_k") else defaults.top_k
-    return SamplingParams(
+    given: dict[str, Any] = {param.name: value for param, value in request.sampling.ListFields()}
+    given["min_tokens"] = request.stopping.min_tokens
+    given["seed"] = given["seed"] if "seed" in given else choose_seed()
+    given["logprobs"] = request.logprobs if request.HasField("logprobs") else None
+    return row_params(given, defaults, end_ids)
+
+
+def row_params(
+    given: Mapping[str, Any], defaults: SamplingParams, end_ids: Collection[int]
+) -> SamplingParams:
+    """
+    Return the params of a row, as executors take them, from checked values.
+
+    Args:
+        given: Values by name; None, or none, takes the default. `logit_bias` is a mapping.
+        defaults: Params that are not given.
+        end_ids: All ids that end the output.
+    """
+    chosen = replace(
+        defaults, **{name: value for name, value in given.items() if value is not None}
+    )
+    temperature = chosen.temperature
+    return replace(
+        chosen,
         temperature=max(temperature, MIN_TEMPERATURE) if temperature > 0 else 0.0,
-        top_k=max(top_k, 0),
-        top_p=given.top_p if given.HasField("top_p") else defaults.top_p,
-        seed=given.seed if given.HasField("seed") else choose_seed(),
-        repetition_penalty=(
-            given.repetition_penalty
-            if given.HasField("repetition_penalty")
-            else defaults.repetition_penalty
-        ),
-        frequency_penalty=given.frequency_penalty,
-        presence_penalty=given.presence_penalty,
-        min_p=given.min_p if given.HasField("min_p") else defaults.min_p,
-        min_tokens=min_tokens,
-        end_ids=tuple(sorted(set(end_ids))) if min_tokens else (),
-        logit_bias=tuple(sorted(given.logit_bias.items())),
-        logprobs=request.logprobs if request.HasField("logprobs") else None,
+        top_k=max(chosen.top_k, 0),
+        end_ids=tuple(sorted(set(end_ids))) if chosen.min_tokens else (),
+        logit_bias=tuple(sorted(given.get("logit_bias", {}).items())),
     )
 
 
 def resolved_message(sampling: SamplingParams) -> request_pb2.ResolvedParams:
     """Return the part of ResolvedParams that tells a client its sampling params."""
-    return request_pb2.ResolvedParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        seed=sampling.seed,
-        repetition_penalty=sampling.repetition_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        presence_penalty=sampling.presence_penalty,
-        min_p=sampling.min_p,
-        min_tokens=sampling.min_tokens,
-        logit_bias=dict(sampling.logit_bias),
-        logprobs=sampling.logprobs,
-    )
+    told: dict[str, Any] = {name: getattr(sampling, name) for name in _TOLD_PARAMS}
+    return request_pb2.ResolvedParams(**told, logit_bias=dict(sampling.logit_bias))
 
 
 def _shortest(value: float) -> str:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
+from scheduler_svc.frontend.request.sampling import resolved_message
 from tandem.executor.v1.executor_service_pb2 import GenerationDefaults
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.inference.v1 import request_pb2
 from tandem.link.codec.sampling_codec import read_sampling, sampling_message
 from tandem.sampling_params import MODEL_DEFAULT_PARAMS
+from tandem_client.params import GenerateOptions, ResolvedParams, params_from_proto
+from tandem_embedded import GenerationParams
 from tests.scheduler_svc.frontend.calls import stub_of
 from tests.scheduler_svc.frontend.fake_core import model, running_frontend, serve, within
 
@@ -32,6 +37,24 @@ class TestCarrying:
         A parameter that is added to the contract fails here until it is carried.
         """
         assert {field.name for field in request_pb2.SamplingParams.DESCRIPTOR.fields} == set(ASKED)
+
+    def test_each_parameter_is_told_and_both_clients_take_it(self):
+        """
+        Started.resolved_params and the options of both clients have every parameter.
+        """
+        assert set(ASKED) <= set(request_pb2.ResolvedParams.DESCRIPTOR.fields_by_name)
+        assert set(ASKED) <= set(GenerateOptions.__annotations__)
+        assert set(ASKED) <= {field.name for field in fields(ResolvedParams)}
+        assert set(ASKED) <= {field.name for field in fields(GenerationParams)}
+
+    @pytest.mark.parametrize("name", ASKED)
+    def test_parameter_is_told_to_both_clients(self, name):
+        """
+        A client hears the value in force, and an embedded engine sends its executor the same one.
+        """
+        params = GenerationParams(**{name: ASKED[name]}).row_sampling(ASKED["seed"], ())
+        told = params_from_proto(resolved_message(params))
+        assert getattr(told, name) == ASKED[name]
 
     def test_models_recommend_what_executors_describe(self):
         """

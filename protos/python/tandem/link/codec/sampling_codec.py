@@ -1,8 +1,13 @@
-"""Encoding of a row's sampling params as `RowSampling` messages, and back."""
+"""
+Encoding of a row's sampling params as `RowSampling` messages, and back.
+
+A parameter that is one number has a field of its own name and needs no line here.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 import numpy as np
 
@@ -15,26 +20,25 @@ from tandem.link.codec.fields import (
     raw_column,
     read_column,
 )
-from tandem.sampling_params import MAX_LOGPROBS, SamplingParams
+from tandem.sampling_params import SamplingParams, broken_param
 
-_MAX_INT32 = 2**31 - 1
+_NUMBERS = tuple(
+    param.name for param in fields(SamplingParams) if param.name not in ("end_ids", "logit_bias")
+)
+"""Parameters that are one number."""
+_OPTIONAL = tuple(
+    (param.name, param.default)
+    for param in fields(SamplingParams)
+    if param.name in _NUMBERS
+    and batch_pb2.RowSampling.DESCRIPTOR.fields_by_name[param.name].has_presence
+)
+"""Parameters whose field may be unset, with the default that it then has."""
 
 
 def sampling_message(sampling: SamplingParams) -> batch_pb2.RowSampling:
     """Build the message; params that are off stay unset if an unset field reads as off."""
-    message = batch_pb2.RowSampling(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        seed=sampling.seed,
-        choice=sampling.choice,
-        repetition_penalty=sampling.repetition_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        presence_penalty=sampling.presence_penalty,
-        min_p=sampling.min_p,
-        min_tokens=sampling.min_tokens,
-        logprobs=sampling.logprobs,
-    )
+    numbers = {name: getattr(sampling, name) for name in _NUMBERS}
+    message = batch_pb2.RowSampling(**numbers)
     if sampling.end_ids:
         message.end_ids = raw_column(np.array(sampling.end_ids, np.int32), INT32)
     if sampling.logit_bias:
@@ -49,47 +53,24 @@ def read_sampling(message: batch_pb2.RowSampling, field: str) -> SamplingParams:
     bias_ids = read_column(message.bias_ids, INT32, f"{field}.bias_ids")
     bias = read_column(message.bias, FLOAT32, f"{field}.bias")
     check_length(bias, len(bias_ids), f"{field}.bias")
+    numbers = {name: getattr(message, name) for name in _NUMBERS}
+    numbers |= {name: default for name, default in _OPTIONAL if not message.HasField(name)}
     sampling = SamplingParams(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p,
-        seed=message.seed,
-        choice=message.choice,
-        repetition_penalty=message.repetition_penalty,
-        frequency_penalty=message.frequency_penalty,
-        presence_penalty=message.presence_penalty,
-        min_p=message.min_p,
-        min_tokens=message.min_tokens,
+        **numbers,
         end_ids=tuple(read_column(message.end_ids, INT32, f"{field}.end_ids").tolist()),
         logit_bias=tuple(zip(bias_ids.tolist(), bias.tolist(), strict=True)),
-        logprobs=message.logprobs if message.HasField("logprobs") else None,
     )
     _check(sampling, field)
     return sampling
 
 
 def _check(sampling: SamplingParams, field: str) -> None:
-    """Refuse values that no scheduler sends and for which the sampler's arithmetic is undefined."""
+    """Refuse values that no scheduler sends."""
+    broken = broken_param(sampling)
+    if broken is not None:
+        raise malformed(f"{field}.{broken}", f"is {getattr(sampling, broken)}")
     ids = [token for token, _ in sampling.logit_bias]
-    bias = [value for _, value in sampling.logit_bias]
-    repetition = sampling.repetition_penalty
-    rules = (
-        ("temperature", 0 <= sampling.temperature < math.inf, sampling.temperature),
-        ("top_p", 0 < sampling.top_p <= 1, sampling.top_p),
-        ("top_k", sampling.top_k <= _MAX_INT32, sampling.top_k),
-        ("repetition_penalty", 0 < repetition < math.inf, repetition),
-        (
-            "frequency_penalty",
-            math.isfinite(sampling.frequency_penalty),
-            sampling.frequency_penalty,
-        ),
-        ("presence_penalty", math.isfinite(sampling.presence_penalty), sampling.presence_penalty),
-        ("min_p", 0 <= sampling.min_p <= 1, sampling.min_p),
-        ("min_tokens", sampling.min_tokens <= _MAX_INT32, sampling.min_tokens),
-        ("bias_ids", len(set(ids)) == len(ids), "not distinct"),
-        ("bias", all(map(math.isfinite, bias)), "not finite"),
-        ("logprobs", (sampling.logprobs or 0) <= MAX_LOGPROBS, sampling.logprobs),
-    )
-    for name, holds, value in rules:
-        if not holds:
-            raise malformed(f"{field}.{name}", f"is {value}")
+    if len(set(ids)) != len(ids):
+        raise malformed(f"{field}.bias_ids", "is not distinct")
+    if not all(math.isfinite(value) for _, value in sampling.logit_bias):
+        raise malformed(f"{field}.bias", "is not finite")
