@@ -27,6 +27,7 @@ from tandem.link.slots.slot_state import SlotState
 from tests.link.model.model_requests import extend, next_token
 from tests.link.model.model_scheduler import Geometry
 from tests.link.model.network import Stream
+from tests.link.slots.whole_hash import hash_from_scratch
 
 
 class FakeExecutor:
@@ -131,7 +132,7 @@ class FakeExecutor:
             case Resume():
                 self.suspended = None
         assert step.state_hash == self.slots.state_hash, "the state hashes differ"
-        assert self.slots.state_hash == self.slots.hash_from_scratch()
+        assert self.slots.state_hash == hash_from_scratch(self.slots)
         columns = np.array(drawn, np.int32).reshape(-1, 4)
         return StepResult(
             boot_id=self.end.boot_id,

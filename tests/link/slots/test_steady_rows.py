@@ -11,6 +11,7 @@ import pytest
 from tandem.errors import SessionLost
 from tandem.link.batch import Batch
 from tandem.link.slots.slot_state import SlotState
+from tests.link.slots.whole_hash import hash_from_scratch
 from tests.link.values import admission, flags, ints
 
 NUM_SLOTS, WIDTH, BLOCK_SIZE, NUM_BLOCKS = 6, 20, 4, 100
@@ -140,7 +141,7 @@ class TestSteadyRows:
             num_repeated += slots._steady is not None and slots._steady.is_repeated(slots, batch)
             slots.apply(batch)
             assert columns(checked) == columns(slots)
-            assert checked.state_hash == slots.state_hash == slots.hash_from_scratch()
+            assert checked.state_hash == slots.state_hash == hash_from_scratch(slots)
         assert 59 == num_repeated
 
     @pytest.mark.parametrize("num_steps", range(8, 12))

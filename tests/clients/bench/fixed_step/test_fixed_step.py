@@ -23,6 +23,7 @@ from tandem_bench.fixed_step.settings import DEFAULT_TOKENIZER, read_settings
 from tandem_bench.fixed_step.tokens import ChainedTokens, vocab_size_of, words_of
 from tests.executor_svc.server.harness import DEADLINE_S, refusal, wait_until
 from tests.executor_svc.stepping import Row, admission, batch
+from tests.link.slots.whole_hash import hash_from_scratch
 
 LONG_STEP_MS = 3_600_000.0
 LONG_STEP_NS = int(LONG_STEP_MS * 1e6)
@@ -159,7 +160,7 @@ class TestDevice:
         """
         runner, _ = make_runner()
         runner.launch(begin(), 1)()
-        assert runner.state_hash == runner.slots.hash_from_scratch() != 0
+        assert runner.state_hash == hash_from_scratch(runner.slots) != 0
         runner.reset()
         assert 0 == runner.state_hash
 

@@ -13,7 +13,6 @@ from tandem.link.slots.state_hash import (
     BlockKeys,
     StateHash,
     UInt64Column,
-    block_terms,
     length_key,
     slot_term,
 )
@@ -89,15 +88,6 @@ class SlotState(SlotColumns):
             column.fill(0)
         self._hash = StateHash()
         self._steady, self._row_slot = None, b""
-
-    def hash_from_scratch(self) -> int:
-        """Return the hash computed from the columns; it equals `state_hash`, if there is no bug."""
-        fresh = StateHash()
-        for slot in np.flatnonzero(self.live).tolist():
-            blocks = self.blocks_of(slot)
-            fresh.add(slot_term(slot, int(self.generation[slot]), int(self.planned[slot])))
-            fresh.add(int(block_terms(slot, np.arange(len(blocks)), blocks).sum()))
-        return fresh.value
 
     def _release(self, slot: int) -> None:
         blocks = self.blocks_of(slot)
