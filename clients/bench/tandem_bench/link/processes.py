@@ -209,7 +209,42 @@ class CoreAlone(Process):
         """Check nothing: there are no streams."""
 
 
-class CoreWithClients(Process):
+class SchedulerService(Process):
+    """Whole scheduler service that listens on a free port and has no other servers."""
+
+    def __init__(self, executor: FixedStepExecutor, directory: Path, *options: str) -> None:
+        """
+        Start the service and wait until it listens.
+
+        Args:
+            executor: Executor that it uses.
+            directory: Directory for the ready file.
+            options: Further arguments of the service.
+
+        Raises:
+            BenchFailed: It ended, or did not listen in time.
+        """
+        ready_file = directory / "scheduler.json"
+        ready_file.unlink(missing_ok=True)
+        super().__init__(
+            (
+                "scheduler_svc",
+                f"--executor={executor.address}",
+                "--listen=127.0.0.1:0",
+                "--admin-listen=",
+                "--metrics-listen=",
+                f"--ready-file={ready_file}",
+                "--drain-grace-s=0",
+                "--log-level=error",
+                *options,
+            )
+        )
+        with self.closed_on_failure():
+            self.wait_for(ready_file.exists, "the scheduler did not listen")
+            self.address: str = json.loads(ready_file.read_text())["address"]
+
+
+class CoreWithClients(SchedulerService):
     """Whole scheduler service with a reader of its streams."""
 
     def __init__(
@@ -222,27 +257,16 @@ class CoreWithClients(Process):
         clients: int,
         directory: Path,
     ) -> None:
-        ready_file = directory / "scheduler.json"
-        ready_file.unlink(missing_ok=True)
         super().__init__(
-            (
-                "scheduler_svc",
-                f"--executor={executor.address}",
-                "--listen=127.0.0.1:0",
-                "--admin-listen=",
-                "--metrics-listen=",
-                f"--max-num-seqs={rows}",
-                f"--window={window}",
-                f"--run-ahead={run_ahead}",
-                f"--ready-file={ready_file}",
-                "--drain-grace-s=0",
-                "--log-level=error",
-            )
+            executor,
+            directory,
+            f"--max-num-seqs={rows}",
+            f"--window={window}",
+            f"--run-ahead={run_ahead}",
         )
         with self.closed_on_failure():
-            self.wait_for(ready_file.exists, "the scheduler did not listen")
-            address = json.loads(ready_file.read_text())["address"]
-            self._reader = started_reader(address, generate_requests(clients, rows // clients))
+            requests = generate_requests(clients, rows // clients)
+            self._reader = started_reader(self.address, requests)
 
     def check(self) -> None:
         """

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem_bench.link.processes import FixedStepExecutor, Process, cpu_ns
+from tandem_bench.link.processes import FixedStepExecutor, SchedulerService, cpu_ns
 
 STALL_DEADLINE_S = 3.0
 """
@@ -34,7 +33,7 @@ class Usage:
     frontend_mib: float
 
 
-class StreamService(Process):
+class StreamService(SchedulerService):
     """Whole scheduler service with its frontends."""
 
     def __init__(
@@ -59,25 +58,13 @@ class StreamService(Process):
         Raises:
             BenchFailed: It ended, or did not listen in time.
         """
-        ready_file = directory / "scheduler.json"
         super().__init__(
-            (
-                "scheduler_svc",
-                f"--executor={executor.address}",
-                "--listen=127.0.0.1:0",
-                "--admin-listen=",
-                "--metrics-listen=",
-                f"--max-num-seqs={streams}",
-                f"--frontends={frontends}",
-                *([f"--stall-deadline-s={STALL_DEADLINE_S}"] if is_to_stall else []),
-                f"--ready-file={ready_file}",
-                "--drain-grace-s=0",
-                "--log-level=error",
-            )
+            executor,
+            directory,
+            f"--max-num-seqs={streams}",
+            f"--frontends={frontends}",
+            *([f"--stall-deadline-s={STALL_DEADLINE_S}"] if is_to_stall else []),
         )
-        with self.closed_on_failure():
-            self.wait_for(ready_file.exists, "the scheduler did not listen")
-        self.address: str = json.loads(ready_file.read_text())["address"]
         self._frontends = _children(self.pid)
 
     def usage(self) -> Usage:
