@@ -120,27 +120,45 @@ class KeyBucket:
         return iter(self._waiting)
 
 
-class LpmBucket(FcfsBucket):
-    """
-    Longest cached prefix first, then first come; fcfs while more than `MAX_LPM_WAITING` wait.
+class OrderedBucket(FcfsBucket):
+    """An order that depends on the prefix cache: kept until the cache changed or one was added."""
 
-    Each prompt is matched once per version of the cache, and the order is kept until the cache
-    changed or a request was added.
-    """
-
-    __slots__ = ("_matches", "_order", "_version")
+    __slots__ = ("_order", "_version")
 
     def __init__(self) -> None:
         super().__init__()
-        self._matches: dict[int, tuple[int, int]] = {}
-        """Version of the cache and tokens matched then, by the request's number."""
         self._order: list[Request] = []
         self._version: int | None = None
+        """Version of the cache that the order is for; None: a request was added since."""
 
     def add(self, request: Request) -> None:
         """Add a request; the order is computed anew when it is next asked for."""
         super().add(request)
         self._version = None
+
+    def _order_for(
+        self, view: PrefixView, ordered: Callable[[PrefixView], list[Request]]
+    ) -> Iterator[Request]:
+        """Yield the requests as `ordered` lists them for this version of the cache."""
+        if self._version != view.version:
+            self._order = ordered(view)
+            self._version = view.version
+        return self._still_here(self._order)
+
+
+class LpmBucket(OrderedBucket):
+    """
+    Longest cached prefix first, then first come; fcfs while more than `MAX_LPM_WAITING` wait.
+
+    Each prompt is matched once per version of the cache.
+    """
+
+    __slots__ = ("_matches",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._matches: dict[int, tuple[int, int]] = {}
+        """Version of the cache and tokens matched then, by the request's number."""
 
     def discard(self, request: Request) -> None:
         """Remove a request, and forget what it matched; the order of the others stays."""
@@ -151,11 +169,11 @@ class LpmBucket(FcfsBucket):
         """Yield the longest match first, or in order of arrival where matching would not pay."""
         if view is None or num_waiting > MAX_LPM_WAITING:
             return super().in_order(view, num_waiting)
-        if self._version != view.version:
-            waiting = self._waiting.values()
-            self._order = sorted(waiting, key=lambda request: -self._match_len(request, view))
-            self._version = view.version
-        return self._still_here(self._order)
+        return self._order_for(view, self._longest_match_first)
+
+    def _longest_match_first(self, view: PrefixView) -> list[Request]:
+        waiting = self._waiting.values()
+        return sorted(waiting, key=lambda request: -self._match_len(request, view))
 
     def _match_len(self, request: Request, view: PrefixView) -> int:
         version, length = self._matches.get(request.number, (None, 0))
@@ -165,36 +183,22 @@ class LpmBucket(FcfsBucket):
         return length
 
 
-class DfsWeightBucket(FcfsBucket):
+class DfsWeightBucket(OrderedBucket):
     """
     Depth first over the tree of shared prefixes, the branch with most waiting requests first.
 
     A node is a prompt prefix of whole blocks that two waiting requests share or that is cached.
     Each request hangs at its deepest node, behind that node's branches. Ties go to the earlier
-    arrival. Ordering takes O(n log n) comparisons of digest chains, after the cache changed or a
-    request was added.
+    arrival. Ordering takes O(n log n) comparisons of digest chains.
     """
 
-    __slots__ = ("_order", "_version")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._order: list[Request] = []
-        self._version: int | None = None
-
-    def add(self, request: Request) -> None:
-        """Add a request; the tree is built anew when the order is next asked for."""
-        super().add(request)
-        self._version = None
+    __slots__ = ()
 
     def in_order(self, view: PrefixView | None, num_waiting: int) -> Iterator[Request]:
         """Yield along the tree, or in order of arrival without a prefix cache."""
         if view is None:
             return super().in_order(view, num_waiting)
-        if self._version != view.version:
-            self._order = _depth_first(self._waiting.values(), view)
-            self._version = view.version
-        return self._still_here(self._order)
+        return self._order_for(view, lambda view: _depth_first(self._waiting.values(), view))
 
 
 class _Node:
