@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tandem.engine_config import PRESETS, EngineConfig
 from tandem.errors import InvalidConfig
-from tandem.sampling_params import RANGED_PARAMS, SamplingParams
+from tandem.sampling_params import SamplingParams
 from tandem_embedded.engine import InferenceEngine
 from tandem_embedded.errors import ConfigError, EngineError, engine_error
 from tandem_embedded.params import GenerationParams
@@ -90,14 +90,12 @@ def _parser() -> argparse.ArgumentParser:
     defaults = GenerationParams()
     request = parser.add_argument_group("request")
     request.add_argument("--max-tokens", type=int, default=defaults.max_tokens)
-    unset = SamplingParams()
-    for name in RANGED_PARAMS:
-        kind, default = type(getattr(unset, name)), getattr(defaults, name)
-        request.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default)
-    request.add_argument("--seed", type=int)
+    for param in fields(SamplingParams):
+        if isinstance(param.default, int | float) and hasattr(defaults, param.name):
+            flag, default = f"--{param.name.replace('_', '-')}", getattr(defaults, param.name)
+            request.add_argument(flag, type=type(param.default), default=default)
     request.add_argument("--ignore-eos", action="store_true")
     request.add_argument("--stop", action="append", default=[], help="a string that ends the text")
-    request.add_argument("--min-tokens", type=int, default=defaults.min_tokens)
     engine = parser.add_argument_group("engine")
     engine.add_argument("--config", type=Path, help="JSON file of engine limits")
     engine.add_argument("--preset", choices=PRESETS)

@@ -19,15 +19,11 @@ from scheduler_svc.frontend.request.validation import (
 )
 from tandem.sampling_params import (
     MAX_BIAS,
-    MAX_LOGPROBS,
     MODEL_DEFAULT_PARAMS,
-    RANGED_PARAMS,
     SamplingParams,
     broken_range,
 )
 from tandem_embedded.errors import ValidationError, engine_errors
-
-MAX_SEED = 2**64 - 1
 
 SamplingDefaults = SamplingParams
 """Sampling defaults of requests; a model's author may recommend others."""
@@ -105,7 +101,7 @@ class GenerationParams:
             ValidationError: A parameter is wrong; the message names the first one.
         """
         self._check_kinds()
-        for name in RANGED_PARAMS:
+        for name, _ in _number_kinds():
             value = getattr(self, name)
             broken = None if value is None else broken_range(name, value)
             if broken is not None:
@@ -157,7 +153,6 @@ class GenerationParams:
         biases = self.logit_bias.values()
         return (
             (self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be at least 1"),
-            (self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", "must be in [0, 2**64)"),
             (1 <= self.n <= MAX_CHOICES, "n", f"must be in [1, {MAX_CHOICES}]"),
             (MIN_PRIORITY <= self.priority <= MAX_PRIORITY, "priority", "must be an int32"),
             (
@@ -165,16 +160,10 @@ class GenerationParams:
                 "cache_salt",
                 f"must have at most {MAX_CACHE_SALT_BYTES} bytes",
             ),
-            (self.min_tokens >= 0, "min_tokens", "must be non-negative"),
             (
                 all(-MAX_BIAS <= bias <= MAX_BIAS for bias in biases),
                 "logit_bias",
                 f"must be in [-{MAX_BIAS:g}, {MAX_BIAS:g}]",
-            ),
-            (
-                0 <= (self.logprobs or 0) <= MAX_LOGPROBS,
-                "logprobs",
-                f"must be in [0, {MAX_LOGPROBS}]",
             ),
         )
 

@@ -75,7 +75,10 @@ class SamplingParams:
         default=0.9,
         metadata=_declared((lambda value: 0 < value <= 1, "must be in (0, 1]"), model_default=True),
     )
-    seed: int = 0
+    seed: int = field(
+        default=0,
+        metadata=_declared((lambda value: 0 <= value < 2**64, "must be in [0, 2**64)")),
+    )
     choice: int = 0
     repetition_penalty: float = field(
         default=1.0,
@@ -120,12 +123,6 @@ class SamplingParams:
 _RULES: Mapping[str, tuple[_Rule, ...]] = {
     param.name: param.metadata["rules"] for param in fields(SamplingParams) if param.metadata
 }
-_OF_REQUESTS = frozenset({"min_tokens", "logprobs"})
-RANGED_PARAMS = tuple(name for name in _RULES if name not in _OF_REQUESTS)
-"""
-Parameters that are one number with a range, and that the contract counts as sampling; min_tokens
-and logprobs, which have a range too, stand elsewhere in a request.
-"""
 MODEL_DEFAULT_PARAMS = tuple(
     param.name for param in fields(SamplingParams) if param.metadata.get("model_default")
 )
