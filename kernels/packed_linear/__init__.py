@@ -46,14 +46,13 @@ _operation: Operation[_Product] = Operation("packed_linear", reference.packed_li
 class PackedWeight(Tensor):
     """
     A weight of N rows in panels, float32 ``[ceil(N / panel), K, panel]`` or, if that loses nothing,
-    bfloat16 ``[ceil(N / panel), K / 2, panel, 2]``; the framework's operations cannot use it as a
-    matrix.
+    bfloat16 ``[ceil(N / panel), K / 2, panel, 2]``; PyTorch's operations cannot use it as a matrix.
     """
 
     num_columns: int
     """Number of columns of a product, N."""
 
-    # As the framework documents for a class that only adds attributes.
+    # As in torch.nn.Parameter: operations on it return plain tensors, not objects of this class.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Consistency checks of the core's state; called when idle and by every test."""
+"""Consistency checks of the core's state; called when idle, and by tests after steps."""
 
 from __future__ import annotations
 

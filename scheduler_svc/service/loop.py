@@ -165,8 +165,6 @@ class CoreLoop:
         self._flush(now)
         return self._next_due_s(now)
 
-    # Parts of a turn
-
     def _take_messages(self, now: float) -> None:
         messages = self._socket.receive(MESSAGES_PER_TURN)
         while (hello := self._intake.take(messages, now)) is not None:
@@ -276,8 +274,6 @@ class CoreLoop:
             _log.error("integrity_check_failed", message=error.message)
             if self._is_strict:
                 raise
-
-    # Stopping and waiting
 
     def _command(self, command: Callable[[float], None]) -> None:
         self._commands.put(command)

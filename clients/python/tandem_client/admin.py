@@ -33,7 +33,7 @@ Stats = GetStatsResponse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One value in force; `source` is default, file, environment, flag or executor."""
+    """One value in force; `source` is default, preset, file, environment, flag or executor."""
 
     name: str
     value: Any

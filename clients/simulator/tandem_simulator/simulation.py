@@ -139,8 +139,6 @@ class Simulation:
         self._finish()
         return self.recorder
 
-    # Requests
-
     def _draw_opening(self) -> None:
         ask = next(self._opening, None)
         if ask is not None:
@@ -184,8 +182,6 @@ class Simulation:
         else:
             for choice in range(ask.num_choices):
                 self._live[handle + choice] = ask, choice
-
-    # Steps
 
     def _plan(self) -> None:
         self.core.expire(self.clock.now)

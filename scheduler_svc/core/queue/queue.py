@@ -88,7 +88,7 @@ class WaitingQueue:
         self._returned_aged: KeyedHeap[Request] = KeyedHeap()
         """Aged requests that ran before, in order of arrival; these are in `_returned` too."""
         self.num_fresh_tokens = 0
-        """Sum of `Request.queued_tokens` of all requests that never ran."""
+        """Sum of `Request.terms.queued_tokens` of all requests that never ran."""
 
     def add(self, request: Request, now: float) -> None:
         """Add a request that never ran and arrived after all others that never ran."""

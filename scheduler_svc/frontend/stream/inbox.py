@@ -296,8 +296,6 @@ class StreamInbox:
         if self._write_began_s is not None:
             self._write_began_s += seconds
 
-    # Methods that the choices' inboxes call
-
     def give_up_if_slow(self) -> None:
         """End the request with `SlowConsumer` if its task is waiting for the client."""
         if self._write_began_s is not None:
