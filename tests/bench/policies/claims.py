@@ -61,9 +61,9 @@ ORDER = (
         ),
     ),
     Claim(
-        "Ageing holds lpm back under overload: whoever came in an earlier period of 5 s goes first. "
-        "With 60 s more is found in the cache, and the median first token comes in about half the time "
-        "that lpm needs with 5 s. The price is a bound on waiting that is twelve times as long.",
+        "Ageing holds lpm back under overload: a request that came in an earlier period of 5 s goes "
+        "first. With 60 s more is found in the cache, and the median first token comes in about half "
+        "the time that lpm needs with 5 s. The price is a bound on waiting that is twelve times as long.",
         lambda c: (
             change(c, "shared-prefix", "hit %", "lpm, ageing 60 s", "lpm") > 0
             and change(c, "shared-prefix", "TTFT p50", "lpm, ageing 60 s", "lpm") < -0.4
@@ -85,7 +85,7 @@ ORDER = (
         ),
     ),
     Claim(
-        "Where nothing is shared, lpm and dfs-weight are fcfs to the last digit; where everyone asks "
+        "Where nothing is shared, lpm and dfs-weight are fcfs to the last digit; where all requests ask "
         "for the same max_tokens, so is lof.",
         lambda c: (
             are_equal(c, "long-tail", "fcfs", "lpm", "dfs-weight")
@@ -121,7 +121,7 @@ CACHE = (
     ),
     Claim(
         "ref_zero gets most of it while requests with one prefix overlap (shared-prefix), and far less "
-        "in conversations, whose blocks nobody holds between two turns.",
+        "in conversations, whose blocks no request holds between two turns.",
         lambda c: (
             change(c, "shared-prefix", "hit %", "ref_zero", "lru") > -0.15
             and change(c, "chat", "hit %", "ref_zero", "lru") < -0.25
@@ -156,7 +156,7 @@ CONSERVATIVENESS = (
         ),
     ),
     Claim(
-        "From 0.3 up next to nobody is preempted (under 2 % of what 0 preempts).",
+        "From 0.3 up next to no request is preempted (under 2 % of what 0 preempts).",
         lambda c: all(
             mean(c, w, "preempted", label) <= 0.02 * mean(c, w, "preempted", "0")
             for w in c
@@ -184,7 +184,7 @@ PREEMPTION = (
 
 VICTIMS = (
     Claim(
-        "Throughput does not depend on who gives way: all rules are within 3 % everywhere.",
+        "Throughput does not depend on which request is preempted: all rules are within 3 % everywhere.",
         lambda c: all(
             abs(change(c, w, "out tok/s", one.label, "fewest_generated")) < 0.03
             for w in c
@@ -192,8 +192,8 @@ VICTIMS = (
         ),
     ),
     Claim(
-        "paused_budget computes less than half as much again on long-tail and reasoning, since whoever "
-        "is paused keeps its blocks. On chat, where victims hold over 100 blocks each, a handful fills "
+        "paused_budget computes less than half as much again on long-tail and reasoning, since a paused "
+        "request keeps its blocks. On chat, where victims hold over 100 blocks each, a handful fills "
         "the budget, and as much is computed again as under the other rules.",
         lambda c: (
             all(
@@ -221,8 +221,8 @@ VICTIMS = (
 
 STEP = (
     Claim(
-        "prefill-first brings the slowest first tokens forward by a few per cent and makes everybody "
-        "else wait for it: the longest pause between two tokens grows at least fivefold wherever "
+        "prefill-first brings the slowest first tokens forward by a few per cent and makes all others "
+        "wait for it: the longest pause between two tokens grows at least fivefold wherever "
         "prompts are long, and the median request ends later.",
         lambda c: all(
             change(c, w, "TTFT p99", "prefill-first", "decode-first") < 0

@@ -68,10 +68,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         name="order",
         title="Order of the queue",
         question=(
-            "Who of those that wait is admitted next: the oldest (fcfs), the one with the longest "
-            "cached prefix (lpm), depth first over the tree of prefixes (dfs-weight), the longest "
-            "output asked for (lof) or anyone (random). Requests that arrived in an earlier period of "
-            "5 s (`ageing_s`) go first whatever the policy, so that nobody starves."
+            "Which waiting request is admitted next: the oldest (fcfs), the one with the longest "
+            "cached prefix (lpm), depth first over the tree of prefixes (dfs-weight), the one that "
+            "asks for the longest output (lof) or any (random). Requests that arrived in an earlier "
+            "period of 5 s (`ageing_s`) go first whatever the policy, so that none starves."
         ),
         workloads=_LOADED,
         base=_TIGHT,
@@ -87,7 +87,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         name="cache",
         title="Prefix cache and eviction",
         question=(
-            "No cache, one that keeps a block only while somebody uses it (ref_zero), and one that "
+            "No cache, one that keeps a block only while a request uses it (ref_zero), and one that "
             "keeps blocks until their memory is needed (lru). Without a cache lpm is fcfs."
         ),
         workloads=_LOADED,
@@ -131,11 +131,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="victims",
-        title="Who gives way",
+        title="Victims of preemption",
         question=(
-            "Whose blocks are taken when there are not enough: of the request with the fewest "
-            "outputs, of the last admitted, or pausing with a budget of 600 blocks that paused "
-            "requests may keep. Conservativeness 0."
+            "Which request is preempted when there are not enough blocks: the one with the fewest "
+            "outputs, the last admitted, or pausing with a budget of 600 blocks that paused requests "
+            "may keep. Conservativeness 0."
         ),
         workloads=_LONG,
         base={**_TIGHT, "prefix_caching": "false", "schedule_conservativeness": "0"},
@@ -152,8 +152,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         name="step",
         title="Decode first against prefill first",
         question=(
-            "Whose tokens a step computes first. With decode-first, prompts get what decodes leave "
-            "of 2,048 tokens; prefill-first computes prompts before anybody decodes; a prefill "
+            "Which tokens a step computes first. With decode-first, prompts get what decodes leave "
+            "of 2,048 tokens; prefill-first computes prompts before any decode; a prefill "
             "share bounds what prompts get while others decode; a chunk size bounds one prompt."
         ),
         workloads={

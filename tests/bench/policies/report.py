@@ -45,8 +45,8 @@ table is checked against its numbers by the script.
 Workloads: **shared-prefix**: 64 system prompts of 512 to 2,048 tokens, the popular ones more often,
 in bursts of 8; **chat**: conversations of 5 turns behind 8 system prompts, each turn holding
 everything before it and following the last answer after a second; **long-tail**: lognormal prompts (mean 600, up to 6,000) and outputs (mean
-250, up to 2,048) in gamma-distributed arrivals, everyone asking for 2,048 tokens; **reasoning**:
-short prompts (mean 150) and long outputs (mean 600, up to 4,096), everyone asking for 4,096 tokens.
+250, up to 2,048) in gamma-distributed arrivals, all asking for 2,048 tokens; **reasoning**:
+short prompts (mean 150) and long outputs (mean 600, up to 4,096), all asking for 4,096 tokens.
 Arrival rates are at or over what the machine can do, since below that no policy matters; machine
 `h100-8b-tight` has KV memory for 48,000 tokens only, for the same reason.
 """
