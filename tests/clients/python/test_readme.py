@@ -1,4 +1,4 @@
-"""Python code of READMEs runs as it stands, and links of the README lead somewhere."""
+"""Python code of READMEs runs as it stands, and links of the pages lead somewhere."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import pytest
 from tandem.errors import Draining, PoisonRequest
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
+from tests.architecture.test_sizes import ROOT, tracked
 from tests.clients.python.fake_server import ANSWER, Act
 
 README = Path(__file__).resolve().parents[3] / "README.md"
 
 
 PROTOS_README = README.parent / "protos" / "README.md"
+CLIENT_README = README.parent / "clients" / "python" / "README.md"
 
 
 def _run_whole_client(name: str) -> dict[str, object]:
@@ -33,15 +35,23 @@ def _breaking(*lengths: int) -> list[Act]:
     return [Act(num_tokens=n, error=Draining("bye", retry_after_s=0.0)) for n in lengths]
 
 
+def _targets(page: Path) -> list[str]:
+    """Return where the links and pictures of a page lead, other sites left out."""
+    targets = re.findall(r"\]\(([^)]+)\)", page.read_text())
+    return [target for target in targets if "://" not in target]
+
+
 def _is_there(page: Path, target: str) -> bool:
-    """Return whether a link of a page leads to a file, and to a heading where it names one."""
+    """Return whether a link leads to a file or folder, and to a heading where it names one."""
     path, _, anchor = target.partition("#")
     file = page.parent / path if path else page
+    if not anchor:
+        return file.exists()
     if not file.is_file():
         return False
     headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
     anchors = {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
-    return not anchor or anchor in anchors
+    return anchor in anchors
 
 
 class TestReadme:
@@ -56,15 +66,40 @@ class TestReadme:
         assert capsys.readouterr().out.startswith(f"{ANSWER}\n{ANSWER} EOS Usage(")
         assert 64 == server.seen.generate[0].stopping.max_tokens
 
+    def test_example_of_the_client_prints_choices_and_statistics(self, server, capsys):
+        """
+        The example of the client's page prints the text and end of each choice, and a statistic.
+        """
+        (example,) = re.findall(r"```python\n(.*?)```", CLIENT_README.read_text(), re.DOTALL)
+        for address in ("127.0.0.1:50051", "127.0.0.1:50052"):
+            example = example.replace(address, server.address)
+        exec(compile(example, "clients/python/README.md", "exec"), {})
+
+        *printed, statistic = capsys.readouterr().out.splitlines()
+        assert ["0 STOP_STRING", "1 STOP_STRING"] == printed[-2:]
+        assert statistic.isdecimal()
+        assert 2 == server.seen.generate[0].n
+
     @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
-    def test_links_lead_to_what_is_there(self, name):
+    def test_pages_at_the_root_lead_further(self, name):
         """
-        Each link of the README and of CONTRIBUTING leads to a file and, if it names one, a heading.
+        The README and CONTRIBUTING have links.
         """
-        page = README.parent / name
-        targets = re.findall(r"\]\(([^)]+)\)", page.read_text())
-        assert targets
-        assert [] == [target for target in targets if not _is_there(page, target)]
+        assert _targets(README.parent / name)
+
+    def test_links_lead_to_what_is_there(self):
+        """
+        Each link of a README and of CONTRIBUTING leads to a file or folder and, if it names one, to
+        a heading.
+        """
+        pages = tracked("*README.md", "CONTRIBUTING.md")
+        dead = [
+            f"{page.relative_to(ROOT)}: {target}"
+            for page in pages
+            for target in _targets(page)
+            if not _is_there(page, target)
+        ]
+        assert [] == dead
 
 
 class TestWholeClient:
