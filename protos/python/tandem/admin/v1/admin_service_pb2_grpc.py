@@ -98,12 +98,12 @@ class AdminServiceServicer:
 
     def Drain(self, request, context):
         """Drain hands everything over to another scheduler: readiness turns off and new requests get UNAVAILABLE (DRAINING);
-        those that run may finish for grace_s; the rest then ends with UNAVAILABLE (HANDED_OVER), to be resumed elsewhere; and
-        the executor is given back, so that another scheduler has it within a second. Returns when all that is done. There is
-        no way back: stop the process with SIGTERM, which does the same with its own grace where Drain was not called.
-        Idempotent: a repetition sets a new grace for the same draining, and waits for it too. The call's deadline ends the
-        wait, not the draining. Errors: INVALID_ARGUMENT; UNAVAILABLE (HANDED_OVER) when the scheduler stops before it is
-        over.
+        those that run may finish for grace_s; the rest then ends with UNAVAILABLE (HANDED_OVER), to be resumed elsewhere;
+        and the executor is given back, so that another scheduler has it within a second. Returns when all that is done.
+        There is no way back: stop the process with SIGTERM, which does the same with its own grace where Drain was not
+        called. Idempotent: a repetition sets a new grace for the same draining, and waits for it too. The call's deadline
+        ends the wait, not the draining. Errors: INVALID_ARGUMENT; UNAVAILABLE (HANDED_OVER) when the scheduler stops
+        before it is over; UNAVAILABLE (CORE_TIMEOUT) where the core does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,7 +123,7 @@ class AdminServiceServicer:
         the executor has done it, after the steps under way. Idempotent: a call while suspended changes nothing,
         whatever kv_mode says. An executor that is started again is suspended again. The call's deadline ends the wait, not
         the suspension. Errors: INVALID_ARGUMENT, UNAVAILABLE (NO_EXECUTOR) while no executor is attached, UNAVAILABLE
-        (EXECUTOR_LOST) where it does not answer.
+        (EXECUTOR_LOST) where it does not answer, UNAVAILABLE (CORE_TIMEOUT) where the core does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -132,7 +132,7 @@ class AdminServiceServicer:
     def Resume(self, request, context):
         """Resume ends a suspension; requests that were running go on with the tokens they would have had without it. Returns
         once the executor has its memory back. Idempotent: a call while not suspended changes nothing. Errors: UNAVAILABLE
-        (EXECUTOR_LOST).
+        (EXECUTOR_LOST) where the executor does not answer, UNAVAILABLE (CORE_TIMEOUT) where the core does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -168,13 +168,13 @@ class AdminServiceServicer:
 
     def Profile(self, request, context):
         """Profile has the executor in use record its next steps with PyTorch's profiler and streams the trace, so that the
-        executor's disk is not needed. Requests are served meanwhile, slower by what recording costs; closing a recording holds
-        steps up for about 30 us per operation recorded. With no request running it ends after duration_s with an empty
-        trace. One at a time for each executor; cancelling the call ends it. Not idempotent: a repetition is a recording of
-        its own. Errors: INVALID_ARGUMENT, also for a trace that would be larger than 1 GiB; FAILED_PRECONDITION
-        (PROFILE_RUNNING, PROFILE_UNSUPPORTED); UNAVAILABLE (NO_EXECUTOR) while no executor is attached; UNAVAILABLE
-        (EXECUTOR_LOST) where it ends or cannot be reached meanwhile: the requests are recovered as ever, the trace is lost;
-        INTERNAL where the profiler fails.
+        executor's disk is not needed. Requests are served meanwhile, slower by what recording costs; closing a recording
+        holds steps up for about 30 us per operation recorded. With no request running it ends after duration_s with an
+        empty trace. One at a time for each executor; cancelling the call ends it. Not idempotent: a repetition is a
+        recording of its own. Errors: INVALID_ARGUMENT, also for a trace that would be larger than 1 GiB;
+        FAILED_PRECONDITION (PROFILE_RUNNING, PROFILE_UNSUPPORTED); UNAVAILABLE (NO_EXECUTOR) while no executor is
+        attached; UNAVAILABLE (EXECUTOR_LOST) where it ends or cannot be reached meanwhile: the requests are recovered as
+        ever, the trace is lost; INTERNAL where the profiler fails.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -82,12 +82,12 @@ class ExecutorServiceServicer:
     def OpenSession(self, request, context):
         """OpenSession makes the caller the one scheduler of this executor and answers with a new epoch. It ends the stream of
         the session before (SESSION_LOST), purges queued steps, waits for the running one, resets all slots and only then
-        answers. An open stream keeps its scheduler's lease alive. Not idempotent: a repetition, which is never refused to the
-        holder, ends the session of the call before it. Errors: FAILED_PRECONDITION (SESSION_HELD; metadata holder,
+        answers. An open stream keeps its scheduler's lease alive. Not idempotent: a repetition, which is never refused to
+        the holder, ends the session of the call before it. Errors: FAILED_PRECONDITION (SESSION_HELD; metadata holder,
         incarnation, age_ms, lease_left_ms) while another holder's lease is live, unless take_over is set or the caller is
         the next incarnation of a holder without a stream; FAILED_PRECONDITION (INCOMPATIBLE_EXECUTOR) for another
-        protocol_version; UNAVAILABLE while the model loads or (DRAINING) while the executor stops; INTERNAL while it ends
-        because it has failed.
+        protocol_version; INVALID_ARGUMENT for an empty name or incarnation, or a lease_ms under 1,000; UNAVAILABLE while
+        the model loads or (DRAINING) while the executor stops; INTERNAL while it ends because it has failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,14 +95,15 @@ class ExecutorServiceServicer:
 
     def Execute(self, request_iterator, context):
         """Execute is the step link: one long stream per attachment. The first message is Attach, all others are Step; the
-        first answer is Attached, then results in step order with Heartbeat every heartbeat_interval_ms between them.
-        Steps go on running while no stream is attached. Idempotent: a new stream, with the next attach_id, goes on where
-        the old one broke, and a step that comes again byte for byte is not computed again. Errors: FAILED_PRECONDITION
+        first answer is Attached, then results in step order with Heartbeat every heartbeat_interval_ms between them. Steps
+        go on running while no stream is attached. Idempotent: a new stream, with the next attach_id, goes on where the old
+        one broke, and a step that comes again byte for byte is not computed again. Errors: FAILED_PRECONDITION
         (STREAM_REPLACED) when a higher attach_id arrives; ABORTED (SESSION_LOST) for an old boot_id or epoch, a gap in
-        step ids, a result that is no longer held, the same step id with other bytes, a step over the credit, or a state
-        hash that does not match; DATA_LOSS (CORRUPT_MESSAGE) for a message that was changed on the way, which the next
-        stream carries again; UNAVAILABLE (DRAINING) after the last result of an executor that stops in good order;
-        INTERNAL where it ends because it has failed, for which the running step may be to blame.
+        step ids, a result that is no longer held, the same step id with other bytes, a step over the credit, a malformed
+        message, a command that does not fit the slots, a state hash that does not match, or no Attach within 10 s;
+        DATA_LOSS (CORRUPT_MESSAGE) for a message that was changed on the way, which the next stream carries again;
+        UNAVAILABLE (DRAINING) after the last result of an executor that stops in good order; INTERNAL where it ends
+        because it has failed, for which the running step may be to blame.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

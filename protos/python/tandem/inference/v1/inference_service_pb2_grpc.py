@@ -68,13 +68,14 @@ class InferenceServiceServicer:
     def Generate(self, request, context):
         """Generate streams the completions of one prompt: Started, Progress*, Delta*, one Finished per choice, Done. With n
         choices the Deltas of all of them come interleaved, each choice's in order and before its Finished; one Done ends
-        the stream with the usage of all; a choice that fails ends the whole stream with its error. Cancelling the call
-        (or its deadline passing) frees everything the request holds within two steps. A stream that breaks with UNAVAILABLE
-        is resumed by calling again with `resume` and the same `idempotency_key`. Not idempotent: a repetition is a request of
-        its own, with the same tokens only where a seed is sent or temperature is 0; `idempotency_key` ends the one before it.
-        A failure of a stream that was accepted says in ErrorInfo.metadata "tokens_emitted" how many ids were sent in Deltas.
-        Errors: INVALID_ARGUMENT, ALREADY_EXISTS, RESOURCE_EXHAUSTED, UNAVAILABLE, FAILED_PRECONDITION (MODEL_CHANGED),
-        DATA_LOSS (INVALID_LOGITS), ABORTED (SLOW_CONSUMER), INTERNAL (POISON_REQUEST, or a bug).
+        the stream with the usage of all; a choice that fails ends the whole stream with its error. Cancelling the call (or
+        its deadline passing) frees everything the request holds within two steps. A stream that breaks with UNAVAILABLE is
+        resumed by calling again with `resume` and the same `idempotency_key`. Not idempotent: a repetition is a request of
+        its own, with the same tokens only where a seed is sent or temperature is 0; `idempotency_key` ends the one before
+        it. A failure of a stream that was accepted says in ErrorInfo.metadata "tokens_emitted" how many ids were sent in
+        Deltas. Errors: INVALID_ARGUMENT, ALREADY_EXISTS, RESOURCE_EXHAUSTED, UNAVAILABLE, FAILED_PRECONDITION
+        (MODEL_CHANGED, INVALID_MODEL, OUT_OF_MEMORY), DATA_LOSS (INVALID_LOGITS), ABORTED (SLOW_CONSUMER), INTERNAL
+        (POISON_REQUEST, or a bug).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -89,9 +90,10 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Abort ends a live request of any client: its stream gets Finished(CANCELLED) and Done. Errors: NOT_FOUND
-        (REQUEST_NOT_FOUND) when no live request has the id; UNAVAILABLE (CORE_TIMEOUT) while the scheduler core does not
-        answer: the request may end all the same. Idempotent: of two calls the second may fail, and changes nothing.
+        """Abort ends a live request of any client: its stream gets Finished(CANCELLED) and Done. Errors: INVALID_ARGUMENT for
+        an empty id; NOT_FOUND (REQUEST_NOT_FOUND) when no live request has the id; UNAVAILABLE (CORE_TIMEOUT) while the
+        scheduler core does not answer: the request may end all the same. Idempotent: of two calls the second may fail, and
+        changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,7 +101,7 @@ class InferenceServiceServicer:
 
     def GetModel(self, request, context):
         """GetModel describes what is served and its limits. Idempotent: it only reads. Errors: UNAVAILABLE (NO_EXECUTOR)
-        until an executor was attached.
+        until an executor was attached; FAILED_PRECONDITION (INVALID_MODEL) where its tokenizer cannot be used.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
