@@ -17,7 +17,8 @@ from executor_svc.model.config import ModelConfig
 from tandem.engine_config import MAX_GIB
 from tandem.errors import InvalidConfig, OutOfMemory
 from tandem.kv_memory.budget import block_bytes
-from tandem.link.batch import Int32Column, KvMode
+from tandem.link.batch import Int32Column
+from tandem.link.commands import KvMode
 from tandem.wording import GIB, gib
 
 UNTOUCHED_BYTES = 64 << 20

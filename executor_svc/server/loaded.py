@@ -9,7 +9,9 @@ from typing import Protocol
 from executor_svc.model.files.tokenizer_files import TokenizerFile
 from executor_svc.profile.recorder import Recorder
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse
-from tandem.link.batch import Batch, KvMode, StepResult
+from tandem.link.batch import Batch
+from tandem.link.commands import KvMode
+from tandem.link.results import StepResult
 from tandem.link.slots.slot_state import SlotState
 from tandem.profile import ProfileOptions
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.link.batch import Batch, Command
+from tandem.link.batch import Batch
+from tandem.link.commands import Command
 from tandem.link.step_cost import StepCost, StepWork
 
 LEARN_EVERY = 16

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from executor_svc.server.progress import Progress
 from executor_svc.server.step_link import QueuedStep, StepLink
-from tandem.link.batch import Step, StepResult, StepTimings
 from tandem.link.codec.wire import encode_response
+from tandem.link.commands import Step
+from tandem.link.results import StepResult, StepTimings
 
 DEPTH = 2
 """Most steps launched and not yet completed: one that runs, one that follows."""

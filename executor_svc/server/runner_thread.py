@@ -13,8 +13,10 @@ from executor_svc.server.progress import Progress
 from executor_svc.server.result_thread import ResultThread
 from executor_svc.server.step_link import Errand, QueuedStep, SlotReset, StepLink
 from tandem.errors import InternalError, SessionLost, TandemError
-from tandem.link.batch import Batch, Resume, Step, StepFailed, StepResult, Suspend
+from tandem.link.batch import Batch
 from tandem.link.codec.wire import encode_response
+from tandem.link.commands import Resume, Step, Suspend
+from tandem.link.results import StepFailed, StepResult
 from tandem.link.session import LossCause
 
 _log = structlog.get_logger(__name__)

@@ -21,8 +21,8 @@ from executor_svc.server.loaded import HEARTBEAT_INTERVAL_S
 from executor_svc.server.progress import Progress
 from executor_svc.server.step_stream import StepStream
 from tandem.errors import SessionLost, StreamReplaced, TandemError
-from tandem.link.batch import Step
 from tandem.link.codec.wire import encode_response
+from tandem.link.commands import Step
 from tandem.link.executor_end import ExecutorEnd
 from tandem.link.session import Attach, Heartbeat, LossCause, SchedulerId
 

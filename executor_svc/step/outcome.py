@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.sampling import Logprobs, Sampled
-from tandem.link.batch import Float32Column, Int32Column, RowError, RowErrorKind, UInt32Column
+from tandem.link.batch import Float32Column, Int32Column, UInt32Column
 from tandem.link.logprobs import LogprobColumns
+from tandem.link.results import RowError, RowErrorKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ from torch import Tensor
 from executor_svc.device.queue import DeviceQueue, Mark
 from executor_svc.step.outcome import StepOutcome
 from kernels.sampling import Logprobs, Sampled
-from tandem.link.batch import StepResult, StepTimings, UInt32Column
+from tandem.link.batch import UInt32Column
+from tandem.link.results import StepResult, StepTimings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,9 @@ from executor_svc.step.warm_up import warm_up_batches
 from kernels.paged_attention import AttentionShape
 from kernels.sampling import Sampled, sample
 from tandem.errors import InvalidConfig, SessionLost
-from tandem.link.batch import Batch, KvMode, StepResult
+from tandem.link.batch import Batch
+from tandem.link.commands import KvMode
+from tandem.link.results import StepResult
 from tandem.link.slots.slot_state import SlotState
 
 _log = structlog.get_logger(__name__)

@@ -26,7 +26,9 @@ from scheduler_svc.core.state.replica import Replica
 from tandem.admin.v1.stats_pb2 import GetStatsResponse as Stats
 from tandem.engine_config import EngineConfig
 from tandem.errors import InternalError, InvalidConfig, RequestNotFound, TandemError
-from tandem.link.batch import Batch, KvMode, Resume, StepResult, Suspend
+from tandem.link.batch import Batch
+from tandem.link.commands import KvMode, Resume, Suspend
+from tandem.link.results import StepResult
 
 
 class Scheduler:

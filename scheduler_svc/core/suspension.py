@@ -7,7 +7,8 @@ import numpy as np
 from scheduler_svc.core.batch.batch_builder import BatchBuilder
 from scheduler_svc.core.slots.planned_rows import PlannedRows
 from scheduler_svc.core.state.replica import Replica
-from tandem.link.batch import Batch, KvMode, Resume, Suspend
+from tandem.link.batch import Batch
+from tandem.link.commands import KvMode, Resume, Suspend
 
 
 def suspend(replica: Replica, mode: KvMode) -> None:

@@ -23,8 +23,8 @@ from scheduler_svc.executor_client.connection import ExecutorConnector, ModelInU
 from scheduler_svc.executor_client.link_events import LinkEvent, StreamBroken, StreamMessage
 from scheduler_svc.executor_client.step_call import CallEnded, StepCall
 from tandem.errors import CorruptMessage, SessionLost, TandemError
-from tandem.link.batch import StepResult
 from tandem.link.codec.wire import decode_response
+from tandem.link.results import StepResult
 from tandem.status import PeerUnavailable, from_rpc_error
 
 STOP_DEADLINE_S = 2.0

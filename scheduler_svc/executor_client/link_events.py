@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scheduler_svc.executor_client.description import ExecutorDescription
 from tandem.errors import TandemError
-from tandem.link.batch import StepFailed, StepResult
+from tandem.link.results import StepFailed, StepResult
 from tandem.link.session import Attached, Heartbeat
 
 FIRST_BACKOFF_S = 0.1

@@ -37,8 +37,9 @@ from scheduler_svc.executor_client.session_counts import SessionCounts
 from scheduler_svc.executor_client.session_events import ExecutorSeen, SessionEnded, SessionEvent
 from scheduler_svc.executor_client.watch import ExecutorWatch
 from tandem.errors import Draining, OutOfMemory, SessionLost, StreamReplaced, TandemError
-from tandem.link.batch import Command, StepFailed, StepResult
 from tandem.link.codec.wire import encode_attach
+from tandem.link.commands import Command
+from tandem.link.results import StepFailed, StepResult
 from tandem.link.scheduler_end import LinkState, SchedulerEnd
 from tandem.link.session import Attached, Heartbeat, LossCause
 from tandem.status import PeerUnavailable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scheduler_svc.executor_client.link_events import SessionOpened
-from tandem.link.batch import StepResult
+from tandem.link.results import StepResult
 from tandem.link.session import LossCause
 
 

@@ -7,7 +7,8 @@ that was stopped, or starved on a busy machine, must not take its own silence fo
 
 from __future__ import annotations
 
-from tandem.link.batch import Batch, Command
+from tandem.link.batch import Batch
+from tandem.link.commands import Command
 from tandem.link.session import Heartbeat
 from tandem.link.step_cost import ALWAYS_ALLOWED_S, StepCost, StepWork
 

@@ -130,7 +130,7 @@ class FlushResult(msgspec.Struct, frozen=True):
 
 
 class SuspendArgument(msgspec.Struct, frozen=True):
-    """Treatment of the KV memory: a tandem.link.batch.KvMode number."""
+    """Treatment of the KV memory: a tandem.link.commands.KvMode number."""
 
     kv_mode: int
 

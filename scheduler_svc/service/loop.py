@@ -37,7 +37,7 @@ from scheduler_svc.service.turns import LoopTurns
 from scheduler_svc.service.wakeup import Wakeup
 from tandem.engine_config import EngineConfig
 from tandem.errors import InternalError, SessionLost
-from tandem.link.batch import StepResult
+from tandem.link.results import StepResult
 from tandem.process.telemetry import log_worded
 
 TICK_S = 0.5

@@ -19,7 +19,8 @@ silence_profiler(os.environ)
 import executor_svc.__main__ as executor_main  # noqa: E402  # these import PyTorch, which reads that
 import executor_svc.engine as executor_engine  # noqa: E402
 from executor_svc.step.runner import ModelRunner  # noqa: E402
-from tandem.link.batch import Batch, StepResult  # noqa: E402
+from tandem.link.batch import Batch  # noqa: E402
+from tandem.link.results import StepResult  # noqa: E402
 from tests.e2e.step_gate import StepGate  # noqa: E402
 
 

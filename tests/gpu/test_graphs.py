@@ -14,7 +14,7 @@ from executor_svc.step.graphs.cuda import CudaGraphs
 from executor_svc.step.graphs.plan import GraphPlan
 from executor_svc.step.graphs.shapes import graph_shapes
 from executor_svc.step.static_step import Drawing
-from tandem.link.batch import KvMode
+from tandem.link.commands import KvMode
 from tandem.sampling_params import SamplingParams
 from tests.executor_svc.step.graphs.recorded import RecordedGraphs
 from tests.executor_svc.stepping import GREEDY, Bench, Row, admission, batch, random_tokens

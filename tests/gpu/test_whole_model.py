@@ -10,7 +10,7 @@ import torch
 from executor_svc.step.graphs.capture import GraphDevice
 from executor_svc.step.graphs.cuda import CudaGraphs
 from executor_svc.step.runner import MARGIN_EPS, ModelRunner
-from tandem.link.batch import StepResult
+from tandem.link.results import StepResult
 from tandem_bench.device.shapes import SHAPES
 from tests.executor_svc.step.graphs.recorded import RecordedGraphs
 from tests.executor_svc.stepping import Row, admission, batch, random_tokens

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tandem.errors import InternalError, SessionLost
-from tandem.link.batch import Batch, KvMode, Resume, StepFailed, Suspend
+from tandem.link.batch import Batch
 from tandem.link.codec.wire import decode_request
+from tandem.link.commands import KvMode, Resume, Suspend
+from tandem.link.results import StepFailed
 from tandem.link.scheduler_end import LinkState, SchedulerEnd
 from tandem.link.session import Attach, Attached, Heartbeat
 from tests.link.values import result

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tandem.link.batch import Batch, KvMode, Resume, Suspend
+from tandem.link.batch import Batch
+from tandem.link.commands import KvMode, Resume, Suspend
 from tandem.link.step_cost import (
     ALWAYS_ALLOWED_S,
     COMMAND_ALLOWED_S,

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.executor.v1 import batch_pb2
-from tandem.link.batch import Batch, KvMode, Resume, Step, Suspend
+from tandem.link.batch import Batch
 from tandem.link.codec.step_encoder import StepEncoder
 from tandem.link.codec.wire import encode_step
+from tandem.link.commands import KvMode, Resume, Step, Suspend
 from tests.link.values import admission, ints
 
 NUMBER = st.one_of(

@@ -9,21 +9,10 @@ from dataclasses import fields, is_dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from tandem.link.batch import (
-    Admission,
-    Batch,
-    Command,
-    KvMode,
-    Resume,
-    RowError,
-    RowErrorKind,
-    Step,
-    StepFailed,
-    StepResult,
-    StepTimings,
-    Suspend,
-)
+from tandem.link.batch import Admission, Batch
+from tandem.link.commands import Command, KvMode, Resume, Step, Suspend
 from tandem.link.logprobs import LogprobColumns
+from tandem.link.results import RowError, RowErrorKind, StepFailed, StepResult, StepTimings
 from tandem.link.session import Attach, Attached, Heartbeat, SchedulerId
 from tandem.sampling_params import MAX_TEMPERATURE, SamplingParams
 

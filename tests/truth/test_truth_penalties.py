@@ -17,8 +17,8 @@ import transformers
 from kernels.sampling import reference
 from scheduler_svc.core.request.options import CoreOptions, PreemptionMode
 from tandem.engine_config import EngineConfig
-from tandem.link.batch import StepResult
 from tandem.link.logprobs import TokenLogprob
+from tandem.link.results import StepResult
 from tandem_embedded import CompletedRequest, InferenceEngine
 from tests.kernels.sampling.edit_oracle import RowEdits, edited_row
 from tests.kernels.sampling.rows import make_columns

@@ -16,7 +16,8 @@ from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
-from tandem.link.batch import Batch, StepResult
+from tandem.link.batch import Batch
+from tandem.link.results import StepResult
 from tandem_embedded.backend import Backend, load_backend
 from tests.model_zoo import FAMILIES
 from tests.threads import NUM_THREADS

@@ -11,7 +11,9 @@ from executor_svc.device.idle_threads import let_idle_threads_sleep
 from scheduler_svc.core.request.geometry import ExecutorGeometry
 from tandem.engine_config import EngineConfig
 from tandem.errors import InvalidConfig
-from tandem.link.batch import Batch, KvMode, StepResult
+from tandem.link.batch import Batch
+from tandem.link.commands import KvMode
+from tandem.link.results import StepResult
 from tandem.sampling_params import SamplingParams, params_with_defaults
 from tandem.wording import GIB, gib
 from tandem_embedded.params import Vocabulary

@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.errors import ExecutorLost, OutOfMemory, SessionLost, TandemError
-from tandem.link.batch import Batch, KvMode, StepResult
+from tandem.link.batch import Batch
+from tandem.link.commands import KvMode
+from tandem.link.results import StepResult
 from tandem_embedded.backend import Runner
 from tandem_embedded.ledger import Ledger
 

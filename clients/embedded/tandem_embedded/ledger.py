@@ -12,8 +12,8 @@ from scheduler_svc.core.request.events import CoreEvents, Ended
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.frontend.text.output import OutputChunk, OutputText
-from tandem.link.batch import StepResult
 from tandem.link.logprobs import TokenLogprob
+from tandem.link.results import StepResult
 from tandem_embedded.errors import EngineError, engine_error
 from tandem_embedded.params import GenerationParams
 from tandem_embedded.results import CompletedChoice, CompletedRequest

@@ -11,7 +11,7 @@ from scheduler_svc.core.request.options import CoreOptions
 from tandem.bundled_model import bundled_model
 from tandem.engine_config import MAX_GIB, EngineConfig
 from tandem.errors import InvalidConfig
-from tandem.link.batch import KvMode
+from tandem.link.commands import KvMode
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.errors import InternalError, SessionLost
-from tandem.link.batch import Batch, Int32Column, StepResult
+from tandem.link.batch import Batch, Int32Column
+from tandem.link.results import StepResult
 from tandem.link.slots.slot_state import SlotState
 from tandem_simulator.executor.executor_model import ExecutorModel
 from tandem_simulator.executor.model_tokens import powers_of_base, token_terms

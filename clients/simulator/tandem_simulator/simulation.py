@@ -18,7 +18,8 @@ from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
 from tandem.errors import InternalError, TandemError
-from tandem.link.batch import Batch, StepResult
+from tandem.link.batch import Batch
+from tandem.link.results import StepResult
 from tandem.sampling_params import SamplingParams
 from tandem_simulator.audit import Audit
 from tandem_simulator.executor.executor_model import ExecutorModel

@@ -10,9 +10,7 @@ from scheduler_svc.core.request.geometry import BlockIds
 from scheduler_svc.core.slots.decode_rows import DecodeRows, GrowingRows
 from scheduler_svc.core.slots.planned_rows import PlannedRows
 from scheduler_svc.core.state.replica import Replica
-from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column
-
-_NO_INT32 = np.empty(0, np.int32)
+from tandem.link.batch import NO_INT32, ROW_SAMPLES, Admission, Batch, Int32Column
 
 
 class BatchBuilder:
@@ -42,8 +40,8 @@ class BatchBuilder:
         """Tokens that prompts over long_prefill_threshold may still take before all others."""
         self.released: list[int] = []
         self.decodes: DecodeRows | None = None
-        self.append_slot: Int32Column = _NO_INT32
-        self.append_block: Int32Column = _NO_INT32
+        self.append_slot: Int32Column = NO_INT32
+        self.append_block: Int32Column = NO_INT32
         self.prefills: list[tuple[int, int, int]] = []
         """(slot, tokens, flags) per prefill row."""
         self.admits: list[Admission] = []
@@ -152,7 +150,7 @@ class BatchBuilder:
             row_flags=flags,
             append_slot=self.append_slot,
             append_block=self.append_block,
-            release_slot=np.array(self.released, np.int32) if self.released else _NO_INT32,
+            release_slot=np.array(self.released, np.int32) if self.released else NO_INT32,
             copy_source=copies[:, 0],
             copy_destination=copies[:, 1],
         )

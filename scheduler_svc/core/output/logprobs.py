@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from scheduler_svc.core.request.events import TokenLogprobs
 from scheduler_svc.core.state.replica import Replica
-from tandem.link.batch import StepResult
 from tandem.link.logprobs import LogprobColumns
+from tandem.link.results import StepResult
 
 
 def note_logprobs(

@@ -16,7 +16,8 @@ from scheduler_svc.core.slots.slots import SlotTable
 from scheduler_svc.core.state.ends import fail, finish_if_over
 from scheduler_svc.core.state.replica import Replica
 from tandem.errors import InvalidLogits, InvalidParameter, SessionLost, TandemError
-from tandem.link.batch import Int32Column, RowError, RowErrorKind, StepResult
+from tandem.link.batch import Int32Column
+from tandem.link.results import RowError, RowErrorKind, StepResult
 
 _TRUE = b"\x01"
 

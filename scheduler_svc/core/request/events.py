@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from scheduler_svc.core.request.request import FinishReason
 from tandem.errors import TandemError
-from tandem.link.batch import Int32Column
+from tandem.link.batch import Int32Column, no_int32
 from tandem.link.logprobs import LogprobColumns
 
 
@@ -99,15 +99,11 @@ class TokenLogprobs:
 
 
 _NO_INT64: NDArray[np.int64] = np.empty(0, np.int64)
-_NO_INT32: Int32Column = np.empty(0, np.int32)
+_NO_INT64.flags.writeable = False
 
 
 def _no_int64() -> NDArray[np.int64]:
     return _NO_INT64
-
-
-def _no_int32() -> Int32Column:
-    return _NO_INT32
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,8 +118,8 @@ class CoreEvents:
     """
 
     token_handle: NDArray[np.int64] = field(default_factory=_no_int64)
-    token_offset: Int32Column = field(default_factory=_no_int32)
-    token: Int32Column = field(default_factory=_no_int32)
+    token_offset: Int32Column = field(default_factory=no_int32)
+    token: Int32Column = field(default_factory=no_int32)
     token_version: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)

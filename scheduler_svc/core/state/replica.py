@@ -15,7 +15,7 @@ from scheduler_svc.core.slots.slots import SlotTable
 from scheduler_svc.core.state.cell import Cell
 from scheduler_svc.core.state.new_token_ratio import NewTokenRatio
 from scheduler_svc.core.state.step_room import StepRoom
-from tandem.link.batch import KvMode
+from tandem.link.commands import KvMode
 
 
 @dataclass(slots=True)

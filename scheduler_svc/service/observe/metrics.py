@@ -11,7 +11,7 @@ from scheduler_svc.core.observe.stats import Histogram
 from scheduler_svc.core.observe.stats import HistogramSnapshot as CoreHistogram
 from scheduler_svc.core.request.events import CoreEvents
 from scheduler_svc.ipc.snapshot import HistogramSnapshot
-from tandem.link.batch import StepResult
+from tandem.link.results import StepResult
 
 WAIT_BOUNDS_S = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0

@@ -43,7 +43,7 @@ from tandem.errors import (
     RequestNotFound,
     TandemError,
 )
-from tandem.link.batch import KvMode
+from tandem.link.commands import KvMode
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 from scheduler_svc.core.request.events import LogLine
 from tandem.admin.v1.stats_pb2 import GetStatsResponse as Stats
-from tandem.link.batch import Batch, Command, StepResult
+from tandem.link.batch import Batch
+from tandem.link.commands import Command
+from tandem.link.results import StepResult
 
 _GB = 1e9
 

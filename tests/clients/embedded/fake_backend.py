@@ -5,7 +5,9 @@ from __future__ import annotations
 from scheduler_svc.core.request.geometry import ExecutorGeometry
 from tandem.engine_config import EngineConfig
 from tandem.errors import OutOfMemory
-from tandem.link.batch import Batch, KvMode, Resume, StepResult, Suspend
+from tandem.link.batch import Batch
+from tandem.link.commands import KvMode, Resume, Suspend
+from tandem.link.results import StepResult
 from tandem_embedded import Backend, InferenceEngine, SimpleTokenizer
 from tests.scheduler_svc.core.fake_executor import FakeExecutor, expected_outputs
 

@@ -13,7 +13,7 @@ from executor_svc.memory import host_blocks
 from executor_svc.memory.host_blocks import HostBlocks
 from executor_svc.memory.kv_memory import KvMemory, host_blocks_within
 from tandem.errors import InvalidConfig, OutOfMemory
-from tandem.link.batch import KvMode
+from tandem.link.commands import KvMode
 from tests.executor_svc.memory.test_kv_memory import SMALL
 from tests.executor_svc.stepping import int32
 

@@ -12,7 +12,7 @@ from executor_svc.memory.kv_memory import KvMemory, kv_bytes_per_block
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.rope import Rope
 from tandem.errors import OutOfMemory
-from tandem.link.batch import KvMode
+from tandem.link.commands import KvMode
 
 CPU = torch.device("cpu")
 

@@ -20,8 +20,10 @@ from tandem.executor.v1 import executor_service_pb2 as executor_pb2
 from tandem.executor.v1 import session_pb2
 from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
 from tandem.link import PROTOCOL_VERSION
-from tandem.link.batch import Batch, Command, StepFailed, StepResult
+from tandem.link.batch import Batch
 from tandem.link.codec.wire import decode_response, encode_attach
+from tandem.link.commands import Command
+from tandem.link.results import StepFailed, StepResult
 from tandem.link.scheduler_end import SchedulerEnd
 from tandem.link.session import Attached, Heartbeat
 from tandem.link.slots.slot_state import SlotState

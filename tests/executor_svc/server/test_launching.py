@@ -16,7 +16,8 @@ from executor_svc.server.loaded import Engine
 from executor_svc.server.result_thread import DEPTH
 from executor_svc.server.server import ExecutorServer
 from tandem.errors import InternalError, SessionLost, TandemError
-from tandem.link.batch import Batch, StepFailed, StepResult
+from tandem.link.batch import Batch
+from tandem.link.results import StepFailed, StepResult
 from tandem_bench.fixed_step.accounting import IdleAccount
 from tandem_bench.fixed_step.engine import load_fixed_step
 from tandem_bench.fixed_step.settings import read_settings

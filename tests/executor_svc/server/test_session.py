@@ -24,8 +24,10 @@ from tandem.errors import (
     TandemError,
 )
 from tandem.link import step_cost
-from tandem.link.batch import Batch, Step, StepResult
+from tandem.link.batch import Batch
 from tandem.link.codec.wire import encode_step
+from tandem.link.commands import Step
+from tandem.link.results import StepResult
 from tandem.link.session import Attach, SchedulerId
 from tests.executor_svc.server.harness import DEADLINE_S, StepClient, refusal, wait_until
 

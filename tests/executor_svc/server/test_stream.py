@@ -7,9 +7,10 @@ import torch
 
 from executor_svc.device.choice import is_sticky
 from tandem.errors import CorruptMessage, SessionLost, StreamReplaced
-from tandem.link.batch import KvMode, Resume, Step, StepFailed, StepResult, Suspend
 from tandem.link.codec.checksum import seal
 from tandem.link.codec.wire import decode_request, encode_attach, encode_step
+from tandem.link.commands import KvMode, Resume, Step, Suspend
+from tandem.link.results import StepFailed, StepResult
 from tandem.link.session import Attach, Attached, Heartbeat
 from tests.executor_svc.server.harness import StepClient, Stream, wait_until
 

@@ -11,7 +11,7 @@ import torch
 
 from executor_svc.device import queue as device_queue
 from executor_svc.device.queue import CudaQueue, HostQueue, Wait
-from tandem.link.batch import RowErrorKind
+from tandem.link.results import RowErrorKind
 from tests.executor_svc.step.test_static_step import (
     BLOCK_SIZE,
     FILTERED,

@@ -9,7 +9,7 @@ import pytest
 
 from executor_svc.step.graphs.plan import GraphPlan
 from executor_svc.step.graphs.shapes import graph_shapes
-from tandem.link.batch import KvMode
+from tandem.link.commands import KvMode
 from tests.executor_svc.step.graphs.recorded import RecordedGraphs
 from tests.executor_svc.step.test_static_step import FILTERED, NOISY, PENALISED, TOLD, is_same
 from tests.executor_svc.stepping import GREEDY, Bench, Row, admission, batch, random_tokens

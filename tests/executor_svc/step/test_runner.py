@@ -14,7 +14,8 @@ from executor_svc.memory.kv_memory import KvMemory
 from executor_svc.model.loader import load_model
 from executor_svc.step.runner import ModelRunner
 from tandem.errors import SessionLost
-from tandem.link.batch import KvMode, RowErrorKind, StepResult
+from tandem.link.commands import KvMode
+from tandem.link.results import RowErrorKind, StepResult
 from tandem.sampling_params import SamplingParams
 from tests.executor_svc.stepping import (
     Bench,

@@ -11,7 +11,7 @@ import pytest
 
 from executor_svc.step.graphs.plan import GraphPlan
 from tandem.errors import InvalidConfig, SessionLost
-from tandem.link.batch import KvMode
+from tandem.link.commands import KvMode
 from tandem.sampling_params import SamplingParams
 from tests.executor_svc.step.graphs.recorded import RecordedGraphs
 from tests.executor_svc.step.graphs.recording import GraphChanged

@@ -13,7 +13,7 @@ import torch
 from executor_svc.slots.sampling import SlotSampling
 from executor_svc.slots.tokens import SlotTokens
 from kernels.sampling import reference
-from tandem.link.batch import StepResult
+from tandem.link.results import StepResult
 from tandem.sampling_params import SamplingParams
 from tests.executor_svc.stepping import (
     GREEDY,

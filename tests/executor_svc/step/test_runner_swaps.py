@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.errors import SessionLost
-from tandem.link.batch import Batch, KvMode
+from tandem.link.batch import Batch
+from tandem.link.commands import KvMode
 from tests.executor_svc.step.test_runner import NOISY, decode, token_of
 from tests.executor_svc.stepping import Bench, Row, admission, batch, random_tokens
 

@@ -14,7 +14,8 @@ import torch
 
 from executor_svc.memory.decode_bytes import RING_LINES
 from executor_svc.step.static_step import DecodeStep, Drawing
-from tandem.link.batch import Batch, StepResult
+from tandem.link.batch import Batch
+from tandem.link.results import StepResult
 from tandem.sampling_params import SamplingParams
 from tests.executor_svc.stepping import GREEDY, Bench, Row, admission, batch, random_tokens
 

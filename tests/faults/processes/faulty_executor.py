@@ -25,7 +25,8 @@ from torch import Tensor
 import executor_svc.__main__ as executor_main
 import executor_svc.engine as executor_engine
 from executor_svc.step.runner import ModelRunner
-from tandem.link.batch import Batch, StepResult
+from tandem.link.batch import Batch
+from tandem.link.results import StepResult
 from tests.e2e.step_gate import StepGate
 from tests.faults.processes.step_count import StepCount
 from tests.faults.workload.marks import BAD_ROW_MARK, MARK_LEN, POISON_LATER_MARK, POISON_MARK

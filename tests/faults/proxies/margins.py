@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.link.batch import Batch, Step, StepResult
+from tandem.link.batch import Batch
 from tandem.link.codec.wire import decode_request, decode_response
+from tandem.link.commands import Step
+from tandem.link.results import StepResult
 
 RowKey = tuple[int, int]
 """Seed and choice: they tell rows apart if no two requests have the same seed."""

@@ -9,19 +9,11 @@ from collections import deque
 import numpy as np
 
 from tandem.errors import StreamReplaced, TandemError
-from tandem.link.batch import (
-    ROW_SAMPLES,
-    Batch,
-    Int32Column,
-    KvMode,
-    Resume,
-    Step,
-    StepFailed,
-    StepResult,
-    Suspend,
-)
+from tandem.link.batch import ROW_SAMPLES, Batch, Int32Column
 from tandem.link.codec.wire import decode_request, encode_response
+from tandem.link.commands import KvMode, Resume, Step, Suspend
 from tandem.link.executor_end import ExecutorEnd
+from tandem.link.results import StepFailed, StepResult
 from tandem.link.session import Attach, SchedulerId
 from tandem.link.slots.slot_state import SlotState
 from tests.link.model.model_requests import extend, next_token

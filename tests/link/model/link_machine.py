@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tandem.link.batch import KvMode
+from tandem.link.commands import KvMode
 from tests.link.model.model_requests import Place
 from tests.link.model.world import Parts, World
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tandem.link.batch import Admission, Batch, Command, KvMode, Resume, StepResult, Suspend
+from tandem.link.batch import Admission, Batch
+from tandem.link.commands import Command, KvMode, Resume, Suspend
+from tandem.link.results import StepResult
 from tandem.link.scheduler_end import SchedulerEnd
 from tandem.link.slots.state_hash import StateHash, block_terms, generation_term, length_key
 from tandem.sampling_params import SamplingParams

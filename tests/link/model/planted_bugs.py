@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tandem.link.batch import StepFailed
 from tandem.link.codec.wire import decode_request, encode_step
 from tandem.link.executor_end import ExecutorEnd
+from tandem.link.results import StepFailed
 from tandem.link.scheduler_end import LinkState, SchedulerEnd
 from tandem.link.slots.slot_state import SlotState
 from tandem.link.slots.state_hash import block_terms

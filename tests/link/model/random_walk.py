@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tandem.link.batch import KvMode
+from tandem.link.commands import KvMode
 from tests.link.model.link_machine import DISASTERS, EVENTS, REPEATS, LinkMachine
 
 WEIGHTS = {

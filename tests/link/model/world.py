@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import pytest
 
 from tandem.errors import SessionHeld, SessionLost, StreamReplaced, TandemError
-from tandem.link.batch import Command, KvMode, StepFailed, StepResult
 from tandem.link.codec.wire import decode_request, decode_response, encode_attach
+from tandem.link.commands import Command, KvMode
 from tandem.link.executor_end import ExecutorEnd
+from tandem.link.results import StepFailed, StepResult
 from tandem.link.scheduler_end import LinkState, SchedulerEnd
 from tandem.link.session import Attach, Attached, Heartbeat
 from tandem.link.slots.slot_state import SlotState

@@ -8,17 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler_svc.core.request.geometry import ExecutorGeometry
-from tandem.link.batch import (
-    ROW_SAMPLES,
-    Batch,
-    KvMode,
-    Resume,
-    RowError,
-    RowErrorKind,
-    StepResult,
-    Suspend,
-)
+from tandem.link.batch import ROW_SAMPLES, Batch
+from tandem.link.commands import KvMode, Resume, Suspend
 from tandem.link.logprobs import LogprobColumns
+from tandem.link.results import RowError, RowErrorKind, StepResult
 from tandem.link.slots.slot_state import SlotState
 from tests.scheduler_svc.core.kv_memory import KvMemory, Writer, fold, move_blocks
 

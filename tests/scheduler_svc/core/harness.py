@@ -16,7 +16,8 @@ from scheduler_svc.core.request.options import CoreOptions, StepPriority
 from scheduler_svc.core.request.request import RequestState
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
-from tandem.link.batch import Admission, Batch, StepResult
+from tandem.link.batch import Admission, Batch
+from tandem.link.results import StepResult
 from tandem.sampling_params import SamplingParams
 from tests.scheduler_svc.core.batch_rules import BatchRules
 from tests.scheduler_svc.core.fake_executor import (

@@ -10,7 +10,7 @@ import pytest
 from scheduler_svc.core.request.options import CoreOptions
 from scheduler_svc.core.request.request import LEGAL_MOVES, FinishReason, Request, RequestState
 from tandem.errors import IncompatibleExecutor, InternalError, NeverFits, PromptTooLong, SessionLost
-from tandem.link.batch import RowError, RowErrorKind
+from tandem.link.results import RowError, RowErrorKind
 from tests.scheduler_svc.core.fake_executor import FakeExecutor
 from tests.scheduler_svc.core.harness import Rig, geometry_of, small_config
 

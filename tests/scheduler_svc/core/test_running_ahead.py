@@ -9,7 +9,7 @@ from scheduler_svc.core.batch.lookahead import SHORT_STEP_S
 from scheduler_svc.core.request.options import CoreOptions, PreemptionMode, VictimRule
 from scheduler_svc.core.request.request import FinishReason, RequestState
 from tandem.errors import InvalidConfig
-from tandem.link.batch import KvMode
+from tandem.link.commands import KvMode
 from tests.scheduler_svc.core.harness import Rig, geometry_of, small_config
 
 WINDOWS = pytest.mark.parametrize("window", [1, 2, 4, 8])

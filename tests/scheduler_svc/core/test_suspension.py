@@ -7,7 +7,8 @@ import pytest
 
 from scheduler_svc.core.request.options import CoreOptions, PreemptionMode
 from scheduler_svc.core.request.request import FinishReason, RequestState
-from tandem.link.batch import KvMode, Resume, StepResult, Suspend
+from tandem.link.commands import KvMode, Resume, Suspend
+from tandem.link.results import StepResult
 from tests.scheduler_svc.core.harness import Rig, small_config
 
 MODES = [KvMode.PERSIST, KvMode.OFFLOAD, KvMode.RECOMPUTE]

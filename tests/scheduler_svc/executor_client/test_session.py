@@ -11,7 +11,8 @@ from scheduler_svc.executor_client.link_events import SessionOpened, StreamMessa
 from scheduler_svc.executor_client.session import ExecutorSession
 from scheduler_svc.executor_client.session_events import ExecutorSeen, SessionEnded
 from tandem.errors import SessionLost
-from tandem.link.batch import ROW_SAMPLES, Batch, StepResult
+from tandem.link.batch import ROW_SAMPLES, Batch
+from tandem.link.results import StepResult
 from tandem.link.session import Attached, LossCause
 from tests.scheduler_svc.service.fakes.fake_link import describe
 

@@ -7,7 +7,7 @@ from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.executor_client.link_events import ConnectFailed, StreamMessage
 from scheduler_svc.ipc import snapshot
 from tandem.errors import IncompatibleExecutor, SessionLost, TandemError
-from tandem.link.batch import StepFailed
+from tandem.link.results import StepFailed
 from tests.scheduler_svc.service.fakes.arithmetic_runner import GEOMETRY, expected_outputs
 
 PROMPTS = [[5, 6, 7], [8], list(range(20, 40))]

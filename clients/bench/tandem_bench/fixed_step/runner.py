@@ -8,7 +8,9 @@ from collections.abc import Callable
 import numpy as np
 
 from tandem.errors import SessionLost
-from tandem.link.batch import ROW_SAMPLES, Batch, KvMode, StepResult, StepTimings, UInt32Column
+from tandem.link.batch import ROW_SAMPLES, Batch, UInt32Column
+from tandem.link.commands import KvMode
+from tandem.link.results import StepResult, StepTimings
 from tandem.link.slots.slot_state import SlotState
 from tandem_bench.fixed_step.accounting import IdleAccount, StepTimes
 from tandem_bench.fixed_step.timer import Timer

@@ -15,7 +15,8 @@ from executor_svc.model.loader import LoadedModel
 from executor_svc.step.graphs.capture import GraphDevice
 from executor_svc.step.graphs.plan import GraphPlan
 from executor_svc.step.runner import ModelRunner
-from tandem.link.batch import ROW_SAMPLES, Admission, Batch, StepResult
+from tandem.link.batch import ROW_SAMPLES, Admission, Batch
+from tandem.link.results import StepResult
 from tandem.sampling_params import SamplingParams
 from tandem_bench.model.random_model import random_kv
 

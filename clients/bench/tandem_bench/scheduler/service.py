@@ -15,7 +15,8 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.ipc.messages import CoreMessage, encode
 from scheduler_svc.service.publisher import Publisher, handle_of
 from tandem.engine_config import EngineConfig
-from tandem.link.batch import ROW_SAMPLES, Batch, Int32Column, StepResult
+from tandem.link.batch import ROW_SAMPLES, Batch, Int32Column
+from tandem.link.results import StepResult
 from tandem.link.scheduler_end import SchedulerEnd
 from tandem.link.session import Attached
 from tandem.sampling_params import SamplingParams

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scheduler_svc.core.request.geometry import ExecutorGeometry
-from tandem.link.batch import ROW_SAMPLES, Batch, RowError, RowErrorKind, StepResult
+from tandem.link.batch import ROW_SAMPLES, Batch
+from tandem.link.results import RowError, RowErrorKind, StepResult
 from tandem.link.slots.slot_state import SlotState
 from tandem.sampling_params import SamplingParams
 from tandem_embedded.errors import ValidationError

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from tandem.engine_config import EngineConfig
-from tandem.link.batch import Batch, KvMode, StepResult
+from tandem.link.batch import Batch
+from tandem.link.commands import KvMode
+from tandem.link.results import StepResult
 from tandem_embedded.backend import Backend, geometry_of, load_backend
 from tandem_embedded.errors import (
     ConfigError,

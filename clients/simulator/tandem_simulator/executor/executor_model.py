@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.request.geometry import ExecutorGeometry
-from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column, StepResult
+from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column
+from tandem.link.results import StepResult
 from tandem_simulator.executor.model_tokens import (
     UInt64Column,
     choice_term,

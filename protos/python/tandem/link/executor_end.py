@@ -6,7 +6,7 @@ from collections import deque
 from typing import NoReturn
 
 from tandem.errors import InternalError, SessionHeld, SessionLost, StreamReplaced
-from tandem.link.batch import Step
+from tandem.link.commands import Step
 from tandem.link.session import Attach, Attached, Heartbeat, LossCause, SchedulerId
 
 MAX_FENCED = 256

@@ -6,8 +6,9 @@ import enum
 from typing import NoReturn
 
 from tandem.errors import InternalError, SessionLost
-from tandem.link.batch import Command, StepFailed, StepResult
 from tandem.link.codec.step_encoder import StepEncoder
+from tandem.link.commands import Command
+from tandem.link.results import StepFailed, StepResult
 from tandem.link.session import Attach, Attached, Heartbeat, LossCause
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tandem.link.batch import Batch, Command
+from tandem.link.batch import Batch
+from tandem.link.commands import Command
 
 ALWAYS_ALLOWED_S = 10.0
 """Seconds before which no step is late."""

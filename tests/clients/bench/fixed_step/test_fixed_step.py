@@ -13,7 +13,8 @@ from executor_svc.server.server import ExecutorServer
 from tandem.errors import InvalidConfig, InvalidModel, ProfileUnsupported, SessionLost
 from tandem.executor.v1.executor_service_pb2 import DescribeRequest, ProfileRequest
 from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
-from tandem.link.batch import Batch, KvMode
+from tandem.link.batch import Batch
+from tandem.link.commands import KvMode
 from tandem.link.slots.slot_state import SlotState
 from tandem.profile import FEATURE
 from tandem_bench.fixed_step.accounting import IdleAccount, StepTimes

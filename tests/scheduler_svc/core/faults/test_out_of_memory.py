@@ -13,7 +13,7 @@ from scheduler_svc.core.request.options import CoreOptions, StepPriority
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.state.step_room import FIRST_PATIENCE_STEPS, SOON_STEPS, StepRoom
 from tandem.errors import OutOfMemory
-from tandem.link.batch import KvMode
+from tandem.link.commands import KvMode
 from tests.scheduler_svc.core.harness import Rig, context_of, small_config
 
 BOLD = CoreOptions(schedule_conservativeness=0.0, track_request_events=True)

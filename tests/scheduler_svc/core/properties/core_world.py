@@ -31,7 +31,7 @@ from scheduler_svc.core.request.options import (
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.state.suspects import BROKEN_AT
 from tandem.errors import ExecutorLost, InvalidLogits, OutOfMemory, PoisonRequest, TandemError
-from tandem.link.batch import KvMode
+from tandem.link.commands import KvMode
 from tests.scheduler_svc.core.fake_executor import expected_outputs
 from tests.scheduler_svc.core.harness import GREEDY, Rig, context_of, geometry_of, small_config
 

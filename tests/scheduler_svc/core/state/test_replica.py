@@ -8,7 +8,7 @@ import pytest
 
 from scheduler_svc.core.request.options import CoreOptions, PreemptionMode
 from scheduler_svc.core.request.request import FinishReason, RequestState
-from tandem.link.batch import KvMode
+from tandem.link.commands import KvMode
 from tests.scheduler_svc.core.harness import Rig, small_config
 
 OPTIONS = CoreOptions(schedule_conservativeness=0.0, track_request_events=True)

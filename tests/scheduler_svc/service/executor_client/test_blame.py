@@ -7,7 +7,7 @@ import pytest
 from scheduler_svc.executor_client.link_events import PathFound, StreamMessage
 from scheduler_svc.executor_client.session import LOSSES_IN_VAIN
 from tandem.errors import Draining, InternalError, SessionLost
-from tandem.link.batch import StepFailed
+from tandem.link.results import StepFailed
 from tandem.link.session import LossCause
 from tests.scheduler_svc.service.three_requests import (
     assert_all_complete,

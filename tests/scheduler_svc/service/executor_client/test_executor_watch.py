@@ -11,7 +11,8 @@ from scheduler_svc.executor_client.watch import (
     STALLED_AFTER_S,
     ExecutorWatch,
 )
-from tandem.link.batch import Batch, Resume
+from tandem.link.batch import Batch
+from tandem.link.commands import Resume
 from tandem.link.session import Heartbeat
 from tandem.link.step_cost import ALWAYS_ALLOWED_S, COMMAND_ALLOWED_S, SLACK
 

@@ -6,7 +6,9 @@ import numpy as np
 
 from scheduler_svc.core.request.geometry import ExecutorGeometry
 from tandem.errors import SessionLost
-from tandem.link.batch import ROW_SAMPLES, Batch, Resume, Step, StepResult, Suspend
+from tandem.link.batch import ROW_SAMPLES, Batch
+from tandem.link.commands import Resume, Step, Suspend
+from tandem.link.results import StepResult
 from tandem.link.slots.slot_state import SlotState
 
 GEOMETRY = ExecutorGeometry(

@@ -17,9 +17,10 @@ from scheduler_svc.executor_client.link_events import (
     StreamMessage,
 )
 from tandem.errors import SessionLost, TandemError
-from tandem.link.batch import Step, StepResult, StepTimings
 from tandem.link.codec.wire import decode_request, decode_response, encode_response
+from tandem.link.commands import Step
 from tandem.link.executor_end import ExecutorEnd
+from tandem.link.results import StepResult, StepTimings
 from tandem.link.session import Attach, Heartbeat, SchedulerId
 from tandem.sampling_params import SamplingParams
 from tandem.status import PeerUnavailable

@@ -17,8 +17,8 @@ from tandem.errors import Draining, SessionLost, TandemError
 from tandem.executor.v1 import executor_service_pb2 as executor_pb2
 from tandem.executor.v1 import session_pb2
 from tandem.link import PROTOCOL_VERSION
-from tandem.link.batch import Step
 from tandem.link.codec.wire import decode_request, encode_response
+from tandem.link.commands import Step
 from tandem.link.executor_end import ExecutorEnd
 from tandem.link.session import Attach, SchedulerId
 from tandem.status import to_grpc_status

@@ -4,7 +4,8 @@ import pytest
 
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.ipc import snapshot
-from tandem.link.batch import KvMode, Resume, StepTimings, Suspend
+from tandem.link.commands import KvMode, Resume, Suspend
+from tandem.link.results import StepTimings
 from tests.scheduler_svc.service.fakes.arithmetic_runner import expected_outputs
 
 PROMPT = [5, 6, 7, 8, 9]

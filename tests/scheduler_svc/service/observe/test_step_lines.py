@@ -6,7 +6,9 @@ import numpy as np
 
 from scheduler_svc.service.observe.step_lines import Load, StepLines, step_line
 from tandem.admin.v1.stats_pb2 import GetStatsResponse as Stats
-from tandem.link.batch import Batch, KvMode, StepResult, StepTimings, Suspend
+from tandem.link.batch import Batch
+from tandem.link.commands import KvMode, Suspend
+from tandem.link.results import StepResult, StepTimings
 
 LOAD = Load(stats=Stats(), max_requests=32, paused_blocks=0, paused_budget_blocks=0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem.executor.v1 import result_pb2
-from tandem.link.batch import Int32Column, RowError, RowErrorKind, StepResult, StepTimings
+from tandem.link.batch import Int32Column
 from tandem.link.codec.fields import (
     FLOAT32,
     INT32,
@@ -15,6 +15,7 @@ from tandem.link.codec.fields import (
     read_column,
 )
 from tandem.link.logprobs import LogprobColumns
+from tandem.link.results import RowError, RowErrorKind, StepResult, StepTimings
 
 
 def write_result(result: StepResult, message: result_pb2.ExecutionResult) -> None:

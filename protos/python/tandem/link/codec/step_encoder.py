@@ -12,10 +12,11 @@ from __future__ import annotations
 import struct
 
 from tandem.executor.v1 import batch_pb2
-from tandem.link.batch import Batch, Command, Step
+from tandem.link.batch import Batch
 from tandem.link.codec.checksum import seal
 from tandem.link.codec.fields import INT32, UINT8, raw_column
 from tandem.link.codec.wire import encode_step
+from tandem.link.commands import Command, Step
 
 _LENGTH_DELIMITED, _VARINT, _FIXED64 = 2, 0, 1
 

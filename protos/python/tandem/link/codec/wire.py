@@ -12,11 +12,13 @@ by `SlotState` and the two ends.
 from __future__ import annotations
 
 from tandem.executor.v1 import batch_pb2, result_pb2, session_pb2
-from tandem.link.batch import Batch, Command, KvMode, Resume, Step, StepFailed, StepResult, Suspend
+from tandem.link.batch import Batch
 from tandem.link.codec.batch_codec import read_batch, write_batch
 from tandem.link.codec.checksum import check_seal, seal
 from tandem.link.codec.fields import MAX_MESSAGE_BYTES, known_kind, malformed, parsed
 from tandem.link.codec.result_codec import read_result, write_result
+from tandem.link.commands import Command, KvMode, Resume, Step, Suspend
+from tandem.link.results import StepFailed, StepResult
 from tandem.link.session import Attach, Attached, Heartbeat
 
 __all__ = [
