@@ -2,7 +2,7 @@
 Consequences of an executor's loss for the requests of the step it was computing.
 
     it died in a step, or the step failed      a death, counted against the step's requests
-                                               (`trials`)
+                                               (`deaths`)
     the step failed for want of memory         smaller steps (`out_of_memory`)
     it fell silent, or another took the work   not known yet whether it died: the death is counted
                                                once that is proven, forgotten once it is seen alive
@@ -17,8 +17,8 @@ network faults could make a harmless request count as poison.
 
 from __future__ import annotations
 
+from scheduler_svc.core.faults.deaths import note_death, rows_of_death
 from scheduler_svc.core.faults.out_of_memory import note_out_of_memory, only_request_of
-from scheduler_svc.core.faults.trials import note_death, rows_of_death
 from scheduler_svc.core.state.replica import Replica
 from scheduler_svc.core.state.suspects import UnprovenDeath
 

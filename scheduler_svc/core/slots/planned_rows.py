@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -77,3 +78,8 @@ class PlannedRows:
             num_departures=num_departures,
             has_last_decode=False,
         )
+
+    def tokens_by_key(self) -> Iterator[tuple[tuple[int, int], int]]:
+        """Return the (slot, generation) and the number of tokens of each row."""
+        keys = zip(self.slot.tolist(), self.generation.tolist(), strict=True)
+        return zip(keys, self.num_tokens.tolist(), strict=True)

@@ -1,0 +1,63 @@
+"""Log lines about requests that may have killed an executor; operators get each as a warning."""
+
+from __future__ import annotations
+
+from scheduler_svc.core.observe.step_log import sentence_line
+from scheduler_svc.core.request.events import LogLine
+from scheduler_svc.core.state.suspects import Mark
+
+NUM_NAMED = 8
+"""Most requests that one line names."""
+
+
+def death_line(blamed: list[Mark], num_suspects: int) -> LogLine:
+    """Return the line of a death, counted against these requests."""
+    text = f"Executor died in a step of {_named(blamed)}."
+    if num_suspects:
+        text += (
+            f" {num_suspects} request{' was' if num_suspects == 1 else 's were'} in more than one "
+            "such step without getting on in between: tried in parts while all others wait."
+        )
+    return _line(text)
+
+
+def trial_line(tried: list[Mark], num_suspects: int) -> LogLine:
+    """Return the line of a trial that begins with these requests, suspects or a control."""
+    if any(mark.is_suspect for mark in tried):
+        return _line(f"Trial: of {num_suspects} suspects only {_named(tried)} may run.")
+    return _line(f"Trial of the executor: only {_named(tried)} may run, which is not suspected.")
+
+
+def passed_line(cleared: list[Mark], num_suspects: int) -> LogLine:
+    """Return the line of a trial in which these requests got on."""
+    text = f"Trial passed by {_named(cleared)}; suspects left: {num_suspects}."
+    return _line(text if num_suspects else f"{text} All requests run again.")
+
+
+def poison_line(request_id: str) -> LogLine:
+    """Return the line of a request that fails, since it kills executors."""
+    return _line(
+        f"Request {request_id} fails as POISON_REQUEST: executors died twice with it alone."
+    )
+
+
+def broken_line(num_victims: int) -> LogLine:
+    """Return the line of requests that fail, since the executor dies whatever it computes."""
+    return _line(
+        f"{num_victims} requests fail as EXECUTOR_LOST: the executor died under each of them "
+        "alone and got on with no other, so it is to blame itself: see its log, and replace it."
+    )
+
+
+def _named(marks: list[Mark]) -> str:
+    """Return the number of requests and the names of the first ones."""
+    if not marks:
+        return "no live request"
+    names = [mark.request.new.request_id for mark in marks[:NUM_NAMED]]
+    more = ", ..." if len(marks) > NUM_NAMED else ""
+    count = "1 request" if len(marks) == 1 else f"{len(marks)} requests"
+    return f"{count} ({', '.join(names)}{more})"
+
+
+def _line(text: str) -> LogLine:
+    return sentence_line("executor_trial", text)
