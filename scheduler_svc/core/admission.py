@@ -258,9 +258,9 @@ def _count_queued_tokens(replica: Replica, choices: list[Request]) -> int:
     """
     first = choices[0]
     cached_len = 0 if replica.kv.prefixes is None else replica.kv.prefixes.match_len(first)
-    first.terms.queued_tokens = max(first.num_known - cached_len, 1)
+    first.terms.note_queued(first.num_known - cached_len)
     for other in choices[1:]:
-        other.terms.queued_tokens = max(other.terms.num_prior, 1)
+        other.terms.note_queued(other.terms.num_prior)
     own, bound = sum(c.terms.queued_tokens for c in choices), replica.cell.options.max_queued_tokens
     if bound is not None and own > bound:
         message = (

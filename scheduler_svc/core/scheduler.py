@@ -113,7 +113,7 @@ class Scheduler:
         for choice in choices:
             cell.accept(choice)
         if cell.options.priority_preemption:
-            replica.is_full = False
+            replica.reopen()
         for choice in choices:
             if choice.terms.num_prior:
                 finish_if_over(replica, choice, choice.outputs[-1], now)
@@ -233,7 +233,7 @@ class Scheduler:
 
     def expire(self, now: float) -> None:
         """End every request that has reached its deadline; `schedule` does this too."""
-        self._cell.now_s = now
+        self._cell.note_time(now)
         while (request := self._cell.requests.expired(now)) is not None:
             finish(self._replica, request, FinishReason.DEADLINE, now)
 
@@ -249,14 +249,12 @@ class Scheduler:
     @property
     def is_suspended(self) -> bool:
         """True from `suspend` until `resume` was called and its command was taken."""
-        suspension = self._replica.suspension
-        return suspension.mode is not None or suspension.sent_mode is not None
+        return self._replica.suspension.is_in_force
 
     @property
     def is_command_due(self) -> bool:
         """True from `suspend` or `resume` until `take_command` has returned their command."""
-        suspension = self._replica.suspension
-        return suspension.sent_mode is not suspension.mode
+        return self._replica.suspension.is_command_due
 
     def suspend(self, mode: KvMode, now: float) -> None:
         """
@@ -287,7 +285,7 @@ class Scheduler:
         Raises:
             SessionLost: It is not the result of that batch; nothing was changed then.
         """
-        self._cell.now_s = now
+        self._cell.note_time(now)
         apply_result(self._replica, result, now)
 
     def take_events(self) -> CoreEvents:
@@ -355,7 +353,7 @@ class Scheduler:
         self.expire(now)
         self._replica.start_over(limits)
         for request in list(self._cell.queue):
-            request.terms.stop_len = min(request.terms.stop_len, limits.max_model_len)
+            request.terms.shorten(limits.max_model_len)
             try:
                 check_still_fits(limits, request)
             except TandemError as error:

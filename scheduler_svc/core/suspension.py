@@ -21,7 +21,7 @@ def suspend(replica: Replica, mode: KvMode) -> None:
     """
     if replica.suspension.mode is not None:
         return
-    replica.suspension.mode = mode
+    replica.suspension.begin(mode)
     if mode is KvMode.RECOMPUTE:
         for slot in np.flatnonzero(replica.slots.running).tolist():
             replica.preempt(slot, "suspended")
@@ -29,22 +29,22 @@ def suspend(replica: Replica, mode: KvMode) -> None:
 
 def resume(replica: Replica) -> None:
     """End a suspension; without one it does nothing."""
-    replica.suspension.mode = None
+    replica.suspension.end()
 
 
 def take_command(replica: Replica) -> Suspend | Resume | None:
     """Return the command that must be sent before any further batch; None when there is none."""
     suspension = replica.suspension
-    if suspension.sent_mode is suspension.mode:
+    if not suspension.is_command_due:
         return None
     if suspension.sent_mode is not None:  # Also before it is suspended in another mode.
-        suspension.sent_mode = None
+        suspension.note_resumed()
         _note_in_flight(replica)
         return Resume()
     assert suspension.mode is not None
     if _must_release(replica):
         return None
-    suspension.sent_mode = suspension.mode
+    suspension.note_told()
     if suspension.mode is KvMode.RECOMPUTE:
         replica.kv.prefix_cache.flush()
     _note_in_flight(replica)
@@ -68,4 +68,4 @@ def _must_release(replica: Replica) -> bool:
 
 
 def _note_in_flight(replica: Replica) -> None:
-    replica.in_flight.append(PlannedRows.none(replica.slots.num_departures))
+    replica.note_sent(PlannedRows.none(replica.slots.num_departures))

@@ -14,42 +14,94 @@ from tandem.link.batch import NO_INT32, ROW_SAMPLES, Admission, Batch, Int32Colu
 
 
 class BatchBuilder:
-    """The batch being planned; the replica is changed as rows are added."""
+    """
+    The batch being planned; the replica is changed as rows are added.
+
+    Attributes:
+        replica: The executor that is to compute the batch.
+        budget: Tokens that the batch may still have.
+        long_room: Tokens that prompts over long_prefill_threshold may still take before all others.
+        decodes: Decode rows; None without any.
+        prefills: Slot, tokens and flags of each prefill row, in the order of the rows.
+        admits: Requests that the batch gives a slot.
+        swaps: Copies to and from host memory; None without any.
+        num_preempted: Number of requests preempted for want of blocks by this plan.
+    """
 
     __slots__ = (
+        "_append_block",
+        "_append_slot",
+        "_copies",
         "_headroom",
+        "_held_back",
+        "_released",
         "admits",
-        "append_block",
-        "append_slot",
         "budget",
-        "copies",
         "decodes",
         "long_room",
         "num_preempted",
         "prefills",
-        "released",
         "replica",
         "swaps",
     )
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
-        self._headroom: Headroom | None = None
         self.budget = replica.room.tokens(replica.limits.max_total_tokens)
         self.long_room = 0
-        """Tokens that prompts over long_prefill_threshold may still take before all others."""
-        self.released: list[int] = []
         self.decodes: DecodeRows | None = None
-        self.append_slot: Int32Column = NO_INT32
-        self.append_block: Int32Column = NO_INT32
         self.prefills: list[tuple[int, int, int]] = []
-        """(slot, tokens, flags) per prefill row."""
         self.admits: list[Admission] = []
-        self.copies: list[tuple[int, int]] = []
-        """(source, destination) per block to copy; the sources are held until the batch is made."""
-        self.num_preempted = 0
         self.swaps: Swaps | None = None
-        """Copies to and from host memory; None without any."""
+        self.num_preempted = 0
+        self._held_back = 0
+        self._headroom: Headroom | None = None
+        self._released: list[int] = []
+        self._append_slot: Int32Column = NO_INT32
+        self._append_block: Int32Column = NO_INT32
+        self._copies: list[tuple[int, int]] = []
+        """(source, destination) per block to copy; the sources are held until the batch is made."""
+
+    def hold_back(self, num_tokens: int) -> None:
+        """Keep so many tokens of the budget for rows that are added after `free_held_back`."""
+        self.budget -= num_tokens
+        self._held_back += num_tokens
+
+    def free_held_back(self) -> None:
+        """Put the tokens that were held back into the budget again."""
+        self.budget += self._held_back
+        self._held_back = 0
+
+    def limit_long_prompts(self, num_tokens: int) -> None:
+        """Let long prompts share so many tokens, at most half of the budget, before all others."""
+        self.long_room = min(num_tokens, max(self.budget // 2, 1))
+
+    def add_decodes(self, rows: DecodeRows) -> None:
+        """Add one token for each of these rows, which are all the decodes of the batch."""
+        self.decodes = rows
+        self.budget -= len(rows)
+        self.replica.cell.counters.decode_steps += 1
+
+    def add_prefill(self, slot: int, num_tokens: int, *, samples: bool, is_long: bool) -> None:
+        """Add a row for so many tokens of a prompt."""
+        self.budget -= num_tokens
+        if is_long:
+            self.long_room -= num_tokens
+        self.prefills.append((slot, num_tokens, int(ROW_SAMPLES) if samples else 0))
+
+    def lengthen_prefill(self, index: int, num_tokens: int, *, samples: bool) -> None:
+        """Give the prefill row at `index` so many tokens, more than it has."""
+        slot, before, _ = self.prefills[index]
+        self.budget -= num_tokens - before
+        self.prefills[index] = slot, num_tokens, int(ROW_SAMPLES) if samples else 0
+
+    def add_admission(self, admission: Admission) -> None:
+        """Admit a request, which has its slot and its blocks already."""
+        self.admits.append(admission)
+
+    def note_preemption(self) -> None:
+        """Count one more preemption for want of blocks; none is admitted by a plan with any."""
+        self.num_preempted += 1
 
     def release_ended(self) -> None:
         """Release each vacated slot, with its copy to host memory if one is planned."""
@@ -57,7 +109,7 @@ class BatchBuilder:
             if self.replica.kv.has_planned_swaps:
                 self.swapping().copy_out(slot)
             self.replica.release(slot)
-            self.released.append(slot)
+            self._released.append(slot)
 
     def swapping(self) -> Swaps:
         """Return the batch's copies to and from host memory, for adding more."""
@@ -76,10 +128,10 @@ class BatchBuilder:
         self.replica.slots.append_blocks(growing, blocks)
         row_slot = growing.row_slot
         row_block = blocks.astype(np.int32)
-        if len(self.append_slot):
-            row_slot = np.concatenate([self.append_slot, row_slot])
-            row_block = np.concatenate([self.append_block, row_block])
-        self.append_slot, self.append_block = row_slot, row_block
+        if len(self._append_slot):
+            row_slot = np.concatenate([self._append_slot, row_slot])
+            row_block = np.concatenate([self._append_block, row_block])
+        self._append_slot, self._append_block = row_slot, row_block
 
     def copy(self, source: int, destination: int) -> None:
         """
@@ -88,31 +140,30 @@ class BatchBuilder:
         The caller holds the source. No request may take it before the batch is planned, or it could
         become the destination of another copy.
         """
-        self.copies.append((source, destination))
+        self._copies.append((source, destination))
 
     def batch(self) -> Batch | None:
         """Return the finished batch, noted as in flight; None when there is nothing to send."""
         rows, slots = self.decodes, self.replica.slots
-        if self.prefills or self.released or rows is None:
+        if self.prefills or self._released:
             return self._any_batch()
+        if rows is None:
+            return None
         start = rows.start
         end = slots.advance_rows(rows)
-        planned = PlannedRows.of_decodes(rows, end, slots.num_departures)
-        self.replica.in_flight.append(planned)
+        self.replica.note_sent(PlannedRows.of_decodes(rows, end, slots.num_departures))
         return Batch(
             row_slot=rows.row_slot,
             row_num_tokens=rows.num_tokens,
             row_start=start,
             row_flags=rows.flags,
             rows_version=rows.version,
-            append_slot=self.append_slot,
-            append_block=self.append_block,
+            append_slot=self._append_slot,
+            append_block=self._append_block,
         )
 
-    def _any_batch(self) -> Batch | None:
+    def _any_batch(self) -> Batch:
         rows, slots = self.decodes, self.replica.slots
-        if rows is None and not self.prefills and not self.released:
-            return None
         columns = np.array(self.prefills, np.int32).reshape(-1, 3)
         slot, num_tokens = columns[:, 0], columns[:, 1]
         flags, start = columns[:, 2].astype(np.uint8), slots.planned[slot]
@@ -124,45 +175,37 @@ class BatchBuilder:
             flags = np.concatenate([rows.flags, flags])
             start = np.concatenate([rows.start, start])
             end = np.concatenate([slots.advance_rows(rows), end])
-        generation, samples = slots.generation[slot], flags == ROW_SAMPLES
-        self.replica.in_flight.append(
-            PlannedRows(
-                slot=slot,
-                generation=generation,
-                num_tokens=num_tokens,
-                sampling_slot=slot[samples],
-                sampling_generation=generation[samples],
-                sampling_end=end[samples],
-                num_decodes=0 if rows is None else len(rows),
-                decodes=rows,
-                num_departures=slots.num_departures,
-                has_last_decode=rows is not None and not rows.num_left,
-            )
+        planned = PlannedRows.of_rows(
+            rows,
+            slot=slot,
+            generation=slots.generation[slot],
+            num_tokens=num_tokens,
+            end=end,
+            samples=flags == ROW_SAMPLES,
+            num_departures=slots.num_departures,
         )
+        self.replica.note_sent(planned)
         if self.prefills:
             self._settle_prompts()
-        copies = np.array(self.copies, np.int32).reshape(-1, 2)
+        copies = np.array(self._copies, np.int32).reshape(-1, 2)
         batch = Batch(
             admits=tuple(self.admits),
             row_slot=slot,
             row_num_tokens=num_tokens,
             row_start=start,
             row_flags=flags,
-            append_slot=self.append_slot,
-            append_block=self.append_block,
-            release_slot=np.array(self.released, np.int32) if self.released else NO_INT32,
+            append_slot=self._append_slot,
+            append_block=self._append_block,
+            release_slot=np.array(self._released, np.int32) if self._released else NO_INT32,
             copy_source=copies[:, 0],
             copy_destination=copies[:, 1],
         )
-        if self.swaps is not None:
-            self.swaps.write_to(batch)
-        return batch
+        return batch if self.swaps is None else self.swaps.added_to(batch)
 
     def _settle_prompts(self) -> None:
         """Let the next batch match the KV this one computes, and give back the copies' sources."""
         for slot, _, _ in self.prefills:
             self.replica.kv.prefix_cache.index_sent(slot)
-        if self.copies:
-            self.replica.kv.pool.give_back(
-                np.array([source for source, _ in self.copies], np.int32)
-            )
+        if self._copies:
+            sources = [source for source, _ in self._copies]
+            self.replica.kv.pool.give_back(np.array(sources, np.int32))

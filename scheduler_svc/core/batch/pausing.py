@@ -91,7 +91,7 @@ def preempt_for_blocks(builder: BatchBuilder, slot: int) -> None:
     counters = cell.counters.preemption
     num_fallbacks = counters.swap_fallbacks
     replica.preempt(slot)
-    builder.num_preempted += 1
+    builder.note_preemption()
     counters.retractions += 1
     mode = cell.options.preemption_mode
     if counters.swap_fallbacks > num_fallbacks:

@@ -62,15 +62,14 @@ def plan(replica: Replica, now: float) -> Batch | None:
 
 
 def _plan_prompts(builder: BatchBuilder, now: float, *, others_decode: bool) -> None:
-    replica, kept_back = builder.replica, 0
+    replica = builder.replica
     cell = replica.cell
     if not cell.queue and replica.slots.num_running == replica.slots.num_decoding:
         return
     if others_decode and cell.options.max_prefill_share < 1.0:
         num_tokens = replica.room.tokens(replica.limits.max_total_tokens)
         share = int(cell.options.max_prefill_share * num_tokens)
-        kept_back = max(builder.budget - max(share, 1), 0)
-    builder.budget -= kept_back
+        builder.hold_back(max(builder.budget - max(share, 1), 0))
     if builder.budget > 0:
         continue_prefills(builder)
         # Preempted requests come first in the queue, also while they drain, and paused rows come
@@ -80,7 +79,7 @@ def _plan_prompts(builder: BatchBuilder, now: float, *, others_decode: bool) -> 
             admit(builder, now)
         if builder.budget > 0:
             use_leftover(builder)
-    builder.budget += kept_back
+    builder.free_held_back()
 
 
 def _plan_decodes(builder: BatchBuilder) -> None:
@@ -99,6 +98,4 @@ def _plan_decodes(builder: BatchBuilder) -> None:
         rows = slots.rows_of(slots.least_served(rows.slot, builder.budget))
     rows = grow(builder, rows)
     if len(rows):
-        builder.decodes = rows
-        builder.budget -= len(rows)
-        builder.replica.cell.counters.decode_steps += 1
+        builder.add_decodes(rows)

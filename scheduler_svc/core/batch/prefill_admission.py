@@ -128,7 +128,7 @@ def _try_admit(
     if copy is not None:
         num_cached = builder.swapping().copy_in(request, blocks, num_cached)
         writers |= request.prefix.writers
-    request.prefix.writers = writers
+    request.prefix.share(writers)
     builder.headroom().charge(request)
     cell.queue.take(request, now)
     note_admitted(replica, request)
@@ -138,7 +138,7 @@ def _try_admit(
     replica.kv.prefix_cache.note_admitted(slot, request, prefix, sibling)
     if copy is not None and not copy.may_index:
         replica.kv.prefix_cache.distrust(slot)
-    builder.admits.append(
+    builder.add_admission(
         Admission(
             slot=slot,
             generation=int(slots.generation[slot]),
@@ -207,8 +207,6 @@ def _note_first_admission(
     if cell.options.prefix_caching:
         cell.counters.compute.prefix_cache_lookup_tokens += request.num_known
         cell.counters.compute.prefix_cache_hit_tokens += prefix.num_tokens
-    if request.times.scheduled_s is None:
-        request.times.scheduled_s = now
-        request.prefix.num_cached_tokens = min(prefix.num_tokens, request.prompt_len)
+    request.note_scheduled(now, prefix.num_tokens)
     if cell.recorder is not None:
         cell.recorder.note(EventKind.SCHEDULED, request, now)

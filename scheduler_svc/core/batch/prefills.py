@@ -25,7 +25,6 @@ import numpy as np
 
 from scheduler_svc.core.batch.batch_builder import BatchBuilder
 from scheduler_svc.core.request.request import RequestState
-from tandem.link.batch import ROW_SAMPLES
 
 
 def continue_prefills(builder: BatchBuilder) -> None:
@@ -33,7 +32,7 @@ def continue_prefills(builder: BatchBuilder) -> None:
     replica, slots = builder.replica, builder.replica.slots
     threshold = replica.cell.options.long_prefill_threshold
     if threshold is not None:
-        builder.long_room = min(threshold, max(builder.budget // 2, 1))
+        builder.limit_long_prompts(threshold)
     if slots.num_running - len(replica.paused) == slots.num_decoding:
         return
     started = (slots.running & ~slots.decoding).nonzero()[0]
@@ -59,12 +58,10 @@ def add_chunk(builder: BatchBuilder, slot: int) -> None:
     chunk = next_chunk(builder, left)
     if not chunk:
         return
-    if _is_long(builder, left):
-        builder.long_room -= chunk
-    builder.budget -= chunk
-    if chunk == left:
+    is_last = chunk == left
+    builder.add_prefill(slot, chunk, samples=is_last, is_long=_is_long(builder, left))
+    if is_last:
         _start_decoding(builder, slot)
-    builder.prefills.append((slot, chunk, int(ROW_SAMPLES) if chunk == left else 0))
 
 
 def next_chunk(builder: BatchBuilder, left: int) -> int:
@@ -101,10 +98,9 @@ def use_leftover(builder: BatchBuilder) -> None:
         longer = _chunk_len(left, min(chunk + builder.budget, cap or left), may_be_single=True)
         if longer <= chunk:
             continue
-        builder.budget -= longer - chunk
+        builder.lengthen_prefill(index, longer, samples=longer == left)
         if longer == left:
             _start_decoding(builder, slot)
-        builder.prefills[index] = (slot, longer, int(ROW_SAMPLES) if longer == left else 0)
 
 
 def _chunk_len(left: int, room: int, *, may_be_single: bool) -> int:

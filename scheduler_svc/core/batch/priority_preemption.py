@@ -25,7 +25,7 @@ def note_admitted(replica: Replica, request: Request) -> None:
     if replica.cell.options.priority_preemption and not (
         request.setbacks.was_aged or request.setbacks.gave_way
     ):
-        replica.may_give_way.push(-request.new.priority, -request.number, request)
+        replica.let_give_way(request)
 
 
 def make_way(builder: BatchBuilder, now: float) -> None:
@@ -54,7 +54,7 @@ def make_way(builder: BatchBuilder, now: float) -> None:
             if victim is None or not _can_fit(replica, request, promised_blocks):
                 return
             assert victim.place.slot is not None
-            victim.setbacks.gave_way = True
+            victim.setbacks.give_way()
             replica.preempt(victim.place.slot, "gave way to a better priority")
             builder.release_ended()
         promised_blocks += replica.limits.blocks_for(request.num_known)

@@ -12,6 +12,8 @@ blocks that the prefix cache does not hold. Where host blocks run out, the reque
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from scheduler_svc.core.request.request import Request
@@ -90,10 +92,13 @@ class Swaps:
         self.num_tokens_in += copy.num_tokens - num_cached
         return copy.num_tokens
 
-    def write_to(self, batch: Batch) -> None:
-        """Write the swap columns of a batch that is fully planned."""
+    def added_to(self, batch: Batch) -> Batch:
+        """Return a batch that is fully planned with these copies."""
         self._replica.kv.host.settle()
-        batch.swap_out_block = np.array(self._out_block, np.int32)
-        batch.swap_out_host = np.array(self._out_host, np.int32)
-        batch.swap_in_host = np.array(self._in_host, np.int32)
-        batch.swap_in_block = np.array(self._in_block, np.int32)
+        return replace(
+            batch,
+            swap_out_block=np.array(self._out_block, np.int32),
+            swap_out_host=np.array(self._out_host, np.int32),
+            swap_in_host=np.array(self._in_host, np.int32),
+            swap_in_block=np.array(self._in_block, np.int32),
+        )

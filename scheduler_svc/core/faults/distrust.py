@@ -46,8 +46,7 @@ def _index_nothing_of(replica: Replica, request: Request) -> None:
 
 def _start_over(replica: Replica, request: Request) -> None:
     """Have a request compute all its KV itself, from its first token on."""
-    request.prefix.writers = frozenset()
-    request.prefix.is_alone = True
+    request.prefix.share_nothing()
     replica.kv.host.discard(request.number)
     if request.state is RequestState.WAITING:
         return

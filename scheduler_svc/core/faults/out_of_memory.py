@@ -55,7 +55,7 @@ def note_out_of_memory(replica: Replica, rows: PlannedRows, alone: Request | Non
     )
     if alone is None or num_tokens > SMALL_STEP_TOKENS:
         return
-    alone.setbacks.num_out_of_memory += 1
+    alone.setbacks.note_out_of_memory()
     if alone.setbacks.num_out_of_memory >= FAILS_AT:
         room.note_culprit_gone(counters.compute.steps)
         _fail(replica, alone)

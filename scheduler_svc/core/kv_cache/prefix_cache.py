@@ -309,11 +309,11 @@ class PrefixCache:
         if num_blocks is None:
             num_blocks = request.num_known // bs
         if not chain and num_blocks:
-            chain += _prompt_digests(request, bs)
+            request.prefix.add_digests(_prompt_digests(request, bs))
         if len(chain) < num_blocks:
             tokens = request.known_tokens()[len(chain) * bs : num_blocks * bs]
             salt, parent = request.new.cache_salt, chain[-1] if chain else None
-            chain += split_digests(block_digests(tokens, bs, salt, parent))
+            request.prefix.add_digests(split_digests(block_digests(tokens, bs, salt, parent)))
         return chain
 
 

@@ -31,4 +31,4 @@ class Latencies:
         waits: NDArray[np.float64] = np.array([now - r.new.arrival_s for r in requests])
         self.ttft_s.observe(waits)
         for request in requests:
-            request.times.first_token_s = now
+            request.times.note_first_token(now)

@@ -58,8 +58,7 @@ def _is_as_planned(slots: SlotTable, rows: PlannedRows, result: StepResult) -> b
 
 
 def _apply_as_planned(replica: Replica, rows: PlannedRows, result: StepResult, now: float) -> None:
-    replica.in_flight.popleft()
-    replica.cell.counters.compute.steps += 1
+    replica.note_result()
     count = rows.num_decodes
     if len(rows.slot) == count:
         _append_decodes(replica, rows, result.token, now)
@@ -80,11 +79,11 @@ def _append_decodes(replica: Replica, rows: PlannedRows, token: Int32Column, now
     if decodes is None:
         return
     slots, slot, position = replica.slots, decodes.slot, rows.sampling_end[: len(decodes)]
-    if decodes.tokens_seen_s is None:
+    gap_s = decodes.note_seen(now)
+    if gap_s is None:
         cell.latencies.inter_token_s.observe(now - slots.tokens.last_token_s[slot])
     else:
-        cell.latencies.inter_token_s.observe_equal(now - decodes.tokens_seen_s, len(token))
-    decodes.tokens_seen_s = now
+        cell.latencies.inter_token_s.observe_equal(gap_s, len(token))
     slots.tokens.push_decodes(decodes, position, token, now)
     offset = position - decodes.prompt_len
     cell.events.add_tokens(decodes.handle, offset, token, decodes.version)
@@ -101,8 +100,7 @@ def _append_decodes(replica: Replica, rows: PlannedRows, token: Int32Column, now
 
 def _apply_any(replica: Replica, rows: PlannedRows, result: StepResult, now: float) -> None:
     late = _check(replica, rows, result)
-    replica.in_flight.popleft()
-    replica.cell.counters.compute.steps += 1
+    replica.note_result()
     for error in result.row_errors:
         _fail_row(replica, error)
     if result.row_errors:  # These may also have stopped rows that shared KV with them.
@@ -202,8 +200,8 @@ def _count_rows(replica: Replica, rows: PlannedRows) -> list[Request]:
         request = replica.draining.get((int(rows.slot[row]), int(rows.generation[row])))
         if request is None:
             continue
-        request.place.applied += int(rows.num_tokens[row])
-        if request.place.applied == request.place.planned:
+        request.place.note_applied(int(rows.num_tokens[row]))
+        if not request.place.num_in_flight:
             drained.append(request)
     _note_prefills(replica, rows)
     return drained
@@ -273,12 +271,12 @@ def _append_late_token(replica: Replica, result: StepResult, row: int, now: floa
     if request is None:
         return
     offset, token = len(request.outputs), int(result.token[row])
-    request.outputs.append(token)
+    request.append_output(token)
     if request.times.last_token_s is None:
         replica.cell.latencies.note_first_tokens([request], now)
     else:
         cell.latencies.inter_token_s.observe(np.array([now - request.times.last_token_s]))
-    request.times.last_token_s = now
+    request.times.note_token(now)
     cell.events.add_tokens(
         np.array([request.new.handle], np.int64),
         np.array([offset], np.int32),

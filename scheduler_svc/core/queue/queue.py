@@ -70,7 +70,22 @@ class WaitingQueue:
     request keeps the time it had waited, so this holds for each of its admissions.
 
     Adding and removing take O(log n), the first candidate too under fcfs, lof and random.
+
+    Attributes:
+        num_fresh_tokens: Sum of `Request.terms.queued_tokens` of all requests that never ran.
     """
+
+    __slots__ = (
+        "_fresh",
+        "_fresh_periods",
+        "_levels",
+        "_options",
+        "_places",
+        "_returned",
+        "_returned_aged",
+        "_returned_since",
+        "num_fresh_tokens",
+    )
 
     def __init__(self, options: CoreOptions) -> None:
         self._options = options
@@ -88,7 +103,6 @@ class WaitingQueue:
         self._returned_aged: KeyedHeap[Request] = KeyedHeap()
         """Aged requests that ran before, in order of arrival; these are in `_returned` too."""
         self.num_fresh_tokens = 0
-        """Sum of `Request.terms.queued_tokens` of all requests that never ran."""
 
     def add(self, request: Request, now: float) -> None:
         """Add a request that never ran and arrived after all others that never ran."""
@@ -115,8 +129,7 @@ class WaitingQueue:
     def take(self, request: Request, now: float) -> None:
         """Remove a request that is admitted, and note how long it has waited in all."""
         since_s = self._places[request.number].since_s
-        request.times.waited_s = now - since_s
-        request.setbacks.was_aged = since_s <= self._aged_before_s(now)
+        request.end_wait(now - since_s, was_aged=since_s <= self._aged_before_s(now))
         self.discard(request)
 
     def discard(self, request: Request) -> None:

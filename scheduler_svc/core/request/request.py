@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -77,6 +77,14 @@ class Terms:
     num_truncated_tokens: int = 0
     queued_tokens: int = 0
 
+    def note_queued(self, num_tokens: int) -> None:
+        """Note how many tokens must be computed before its first new one; it counts at least 1."""
+        self.queued_tokens = max(num_tokens, 1)
+
+    def shorten(self, max_model_len: int) -> None:
+        """Let it end at this length at the latest."""
+        self.stop_len = min(self.stop_len, max_model_len)
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Place:
@@ -95,6 +103,23 @@ class Place:
     planned: int = 0
     applied: int = 0
 
+    @property
+    def num_in_flight(self) -> int:
+        """Tokens of its latest slot with results yet to come, since it lost that slot."""
+        return self.planned - self.applied
+
+    def enter(self, slot: int, generation: int) -> None:
+        """Note that it got a slot, under this generation."""
+        self.slot, self.key = slot, (slot, generation)
+
+    def leave(self, planned: int, applied: int) -> None:
+        """Note that it lost its slot with so many tokens sent for computing and results seen."""
+        self.slot, self.planned, self.applied = None, planned, applied
+
+    def note_applied(self, num_tokens: int) -> None:
+        """Note that results of so many more tokens were seen, after it lost its slot."""
+        self.applied += num_tokens
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Times:
@@ -112,6 +137,14 @@ class Times:
     first_token_s: float | None = None
     last_token_s: float | None = None
     waited_s: float = 0.0
+
+    def note_first_token(self, now: float) -> None:
+        """Note the time of its first token."""
+        self.first_token_s = now
+
+    def note_token(self, now: float) -> None:
+        """Note the time of its latest token, while it has no slot."""
+        self.last_token_s = now
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -132,6 +165,23 @@ class PrefixUse:
     num_cached_tokens: int = 0
     is_alone: bool = False
 
+    def add_digests(self, digests: list[bytes]) -> None:
+        """Add the digests of the full blocks behind those that are known."""
+        self.digests += digests
+
+    def share(self, writers: frozenset[int]) -> None:
+        """Note the writers of the KV that it shares from its admission on."""
+        self.writers = writers
+
+    def forget_writers(self) -> None:
+        """Share no KV any more, as what it computed or found is gone."""
+        self.writers = frozenset()
+
+    def share_nothing(self) -> None:
+        """Have it compute everything itself from now on."""
+        self.forget_writers()
+        self.is_alone = True
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Setbacks:
@@ -150,6 +200,18 @@ class Setbacks:
     num_out_of_memory: int = 0
     was_aged: bool = False
     gave_way: bool = False
+
+    def note_preemption(self) -> None:
+        """Count one more loss of its slot."""
+        self.num_preemptions += 1
+
+    def note_out_of_memory(self) -> None:
+        """Count one more small step with it alone that ran out of memory."""
+        self.num_out_of_memory += 1
+
+    def give_way(self) -> None:
+        """Note that a request of better priority takes its slot."""
+        self.gave_way = True
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -202,6 +264,35 @@ class Request:
     def known_tokens(self) -> Int32Column:
         """Return prompt and outputs so far, shape ``[P + N]``."""
         return np.concatenate([self.new.prompt, np.array(self.outputs, np.int32)])
+
+    def join(self, choices: list[Request]) -> None:
+        """Add it to the live choices of its request, a list that all of these share."""
+        choices.append(self)
+        self.siblings = choices
+
+    def end_wait(self, waited_s: float, *, was_aged: bool) -> None:
+        """Note how long it has waited in all, and if it goes ahead for that, as it is admitted."""
+        self.times.waited_s = waited_s
+        self.setbacks.was_aged = was_aged
+
+    def note_scheduled(self, now: float, num_cached: int) -> None:
+        """Note an admission that found so many tokens cached; only the first one counts."""
+        if self.times.scheduled_s is None:
+            self.times.scheduled_s = now
+            self.prefix.num_cached_tokens = min(num_cached, self.prompt_len)
+
+    def append_output(self, token: int) -> None:
+        """Append one output token."""
+        self.outputs.append(token)
+
+    def append_column(self, tokens: memoryview) -> None:
+        """Append output tokens, given as the bytes of an int32 column."""
+        self.outputs.frombytes(tokens)
+
+    def forget_digests(self) -> None:
+        """Forget the digests of its blocks, as blocks have another size from now on."""
+        self.prefix.digests.clear()
+        self.new = replace(self.new, block_digests=b"")
 
     def move(self, state: RequestState) -> None:
         """

@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.request.geometry import BlockIds
 from tandem.link.batch import ROW_SAMPLES, Int32Column, UInt8Column, UInt32Column
 
 _NO_KEY: NDArray[np.uint64] = np.empty(0, np.uint64)
@@ -34,8 +35,8 @@ class RowConstants:
 
 class GrowingRows:
     """
-    Decode rows that need a block for the step being planned, shape ``[G]``; `SlotBlocks` keeps here
-    what it knows of their next blocks.
+    Decode rows that need a block for the step being planned, shape ``[G]``, and what is known of
+    their next blocks.
 
     Attributes:
         is_periodic: True when the rows fill their blocks before the same steps, so that this object
@@ -59,6 +60,14 @@ class GrowingRows:
         self.keys: NDArray[np.uint64] = _NO_KEY
         self.next: NDArray[np.intp] | None = None
 
+    def note_appended(
+        self, index: NDArray[np.intp], blocks: BlockIds, keys: NDArray[np.uint64]
+    ) -> None:
+        """Note the blocks that the rows got, the indexes of these, and the keys of the slots."""
+        self.index = index + self.ones
+        self.next = blocks + self.ones
+        self.keys = keys
+
 
 class DecodeRows:
     """
@@ -76,8 +85,6 @@ class DecodeRows:
         key_sum: Number that a step of all these rows adds to the state hash.
         start: Position that each row computes next; a new array for each step.
         num_left: Number of steps until one of the rows has nothing left to compute.
-        tokens_seen_s: Time at which all rows got their latest token; None if they did not get it
-            at one time.
     """
 
     __slots__ = (
@@ -85,6 +92,7 @@ class DecodeRows:
         "_is_ahead",
         "_num_steps",
         "_ring",
+        "_seen_s",
         "_spare",
         "flags",
         "generation",
@@ -96,7 +104,6 @@ class DecodeRows:
         "row_slot",
         "slot",
         "start",
-        "tokens_seen_s",
         "version",
     )
 
@@ -140,7 +147,8 @@ class DecodeRows:
         self.start = start
         self.key_sum = key_sum
         self.num_left = int((stop_len - start).min()) - 1 if len(slot) else 0
-        self.tokens_seen_s: float | None = None
+        self._seen_s: float | None = None
+        """Time of the latest token of all rows; None if they did not get it at one time."""
         self._block_size = block_size
         self._spare: NDArray[np.intp] = capacity - start
         self._ring: list[GrowingRows] | None = None
@@ -176,6 +184,14 @@ class DecodeRows:
         self._is_ahead = True
         self.num_left -= 1
         return self.start
+
+    def note_seen(self, now: float) -> float | None:
+        """
+        Note `now` as the time at which all rows got a token; returns the seconds since the one
+        before, or None if they did not get that at one time.
+        """
+        before, self._seen_s = self._seen_s, now
+        return None if before is None else now - before
 
     def write_start(self, planned: Int32Column) -> None:
         """Bring `planned`, a column of all slots, shape ``[slots]``, up to date."""

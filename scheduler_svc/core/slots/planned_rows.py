@@ -63,6 +63,43 @@ class PlannedRows:
         )
 
     @classmethod
+    def of_rows(
+        cls,
+        decodes: DecodeRows | None,
+        *,
+        slot: Int32Column,
+        generation: UInt32Column,
+        num_tokens: Int32Column,
+        end: Int32Column,
+        samples: NDArray[np.bool_],
+        num_departures: int,
+    ) -> PlannedRows:
+        """
+        Return the rows of any batch, once they count as sent.
+
+        Args:
+            decodes: Decode rows, the first of the batch; None when there are none.
+            slot: See the attributes.
+            generation: See the attributes.
+            num_tokens: See the attributes.
+            end: Position behind the last token that each row computes, shape ``[R]``.
+            samples: True for each row that samples, shape ``[R]``.
+            num_departures: See the attributes.
+        """
+        return cls(
+            slot=slot,
+            generation=generation,
+            num_tokens=num_tokens,
+            sampling_slot=slot[samples],
+            sampling_generation=generation[samples],
+            sampling_end=end[samples],
+            num_decodes=0 if decodes is None else len(decodes),
+            decodes=decodes,
+            num_departures=num_departures,
+            has_last_decode=decodes is not None and not decodes.num_left,
+        )
+
+    @classmethod
     def none(cls, num_departures: int) -> PlannedRows:
         """Return the rows of a command, which computes nothing."""
         no_slot, no_generation = np.empty(0, np.int32), np.empty(0, np.uint32)

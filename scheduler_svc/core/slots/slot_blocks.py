@@ -87,16 +87,14 @@ class SlotBlocks:
 
     def append_due(self, growing: GrowingRows, blocks: BlockIds) -> int:
         """Do the same as `append` for rows that fill their blocks before the same steps."""
-        index = growing.index
+        index, keys = growing.index, growing.keys
         if index is None:
-            index = self.num_blocks[growing.slot]
-            growing.keys = self._keys.of_slots(growing.slot)
-        growing.index = index + growing.ones
-        growing.next = blocks + growing.ones
+            index, keys = self.num_blocks[growing.slot], self._keys.of_slots(growing.slot)
+        growing.note_appended(index, blocks, keys)
         self._late.append((growing.slot, index, blocks))
         if len(self._late) == MAX_LATE:
             self._write()
-        return self._keys.sum_with_keys(growing.keys, index, blocks)
+        return self._keys.sum_with_keys(keys, index, blocks)
 
     def _write(self) -> None:
         """Write the blocks kept so far into the tables."""

@@ -173,6 +173,6 @@ class SlotTokens:
         for slot, first, end in places:
             request = self._requests[slot]
             assert request is not None
-            request.outputs.frombytes(self._raw[size * first : size * end])
+            request.append_column(self._raw[size * first : size * end])
         self.tail_start[slots] = known
         self._base[slots] = slots * _ROW_LEN - known

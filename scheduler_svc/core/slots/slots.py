@@ -37,6 +37,29 @@ class SlotTable:
         num_departures: Number of times that a request lost or left its slot.
     """
 
+    __slots__ = (
+        "_constants",
+        "_decode_rows",
+        "_free",
+        "_hash",
+        "_length_key",
+        "_next_version",
+        "_planned",
+        "_requests",
+        "_served",
+        "admitted",
+        "blocks",
+        "decoding",
+        "ended",
+        "generation",
+        "live",
+        "num_decoding",
+        "num_departures",
+        "num_running",
+        "running",
+        "tokens",
+    )
+
     def __init__(self, limits: Limits, first_version: int = 1) -> None:
         """
         Args:
@@ -117,8 +140,7 @@ class SlotTable:
         self._served[slot] = 0
         self._requests[slot] = request
         self.num_running += 1
-        request.place.slot = slot
-        request.place.key = slot, generation
+        request.place.enter(slot, generation)
         self._length_key[slot] = length_key(slot, generation)
         self._hash.add(slot_term(slot, generation, int(self.planned[slot])))
         self._hash.add(self.blocks.begin(slot, blocks))
@@ -131,13 +153,9 @@ class SlotTable:
         """
         request = self.request_of(slot)
         self.tokens.flush(slot)
-        request.place.slot = None
-        request.place.planned, request.place.applied = (
-            int(self.planned[slot]),
-            int(self.tokens.applied[slot]),
-        )
+        request.place.leave(int(self.planned[slot]), int(self.tokens.applied[slot]))
         if len(request.outputs) > request.terms.num_prior:
-            request.times.last_token_s = float(self.tokens.last_token_s[slot])
+            request.times.note_token(float(self.tokens.last_token_s[slot]))
         self._requests[slot] = None
         self.admitted.end(request)
         self.set_decoding(slot, is_decoding=False)

@@ -60,6 +60,10 @@ class Cell:
         self.recorder = EventRecorder.of(options)
         self.now_s = 0.0
 
+    def note_time(self, now: float) -> None:
+        """Note the time of the call that is being handled."""
+        self.now_s = now
+
     def accept(self, request: Request) -> None:
         """Accept one choice of a checked request into the waiting queue."""
         if not len(self.requests):

@@ -71,8 +71,7 @@ class LiveRequests:
     def add(self, request: Request) -> None:
         """Add one choice of a request, which gets to know its siblings by it."""
         new = request.new
-        request.siblings = self._by_id.setdefault(new.request_id, request.siblings)
-        request.siblings.append(request)
+        request.join(self._by_id.setdefault(new.request_id, []))
         self._by_handle[new.handle] = request
         if new.deadline_s is not None:
             self._deadlines.push(new.deadline_s, request.number, request)
@@ -82,8 +81,9 @@ class LiveRequests:
         """Remove one choice, since it has ended."""
         self._deadlines.discard(request.number)
         self.tenants.remove(request.new.tenant)
-        request.siblings.remove(request)
-        if not request.siblings:
+        choices = self._by_id[request.new.request_id]
+        choices.remove(request)
+        if not choices:
             del self._by_id[request.new.request_id]
         del self._by_handle[request.new.handle]
 

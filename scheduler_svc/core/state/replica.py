@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
 
 from scheduler_svc.core.kv_cache.kv_cache import KvCache
 from scheduler_svc.core.observe.request_events import EventKind
@@ -15,15 +14,7 @@ from scheduler_svc.core.slots.slots import SlotTable
 from scheduler_svc.core.state.cell import Cell
 from scheduler_svc.core.state.new_token_ratio import NewTokenRatio
 from scheduler_svc.core.state.step_room import StepRoom
-from tandem.link.commands import KvMode
-
-
-@dataclass(slots=True)
-class Suspension:
-    """Mode in which steps are to be suspended, and the one sent to the executor; None for none."""
-
-    mode: KvMode | None = None
-    sent_mode: KvMode | None = None
+from scheduler_svc.core.state.suspension import Suspension
 
 
 class Replica:
@@ -89,6 +80,23 @@ class Replica:
         """
         self.is_full = self.slots.num_running > 0
 
+    def reopen(self) -> None:
+        """Let requests be admitted again, as one came that may fit or make others give way."""
+        self.is_full = False
+
+    def note_sent(self, rows: PlannedRows) -> None:
+        """Note a batch or command as in flight, behind all others."""
+        self.in_flight.append(rows)
+
+    def note_result(self) -> None:
+        """Note that the oldest batch or command is in flight no longer: its result is applied."""
+        self.in_flight.popleft()
+        self.cell.counters.compute.steps += 1
+
+    def let_give_way(self, request: Request) -> None:
+        """Let a request that gets a slot lose it to one of better priority."""
+        self.may_give_way.push(-request.new.priority, -request.number, request)
+
     def pause(self, slot: int) -> None:
         """Leave a decoding request out of every step until `unpause`."""
         self.slots.set_decoding(slot, False)
@@ -112,11 +120,11 @@ class Replica:
         if not self.kv.try_plan_swap(slot, request):
             cell.counters.preemption.swap_fallbacks += 1
         self._note_preempted(request, kind, detail)
-        if request.place.applied == request.place.planned:
-            self.wait_again(request)
-        else:
+        if request.place.num_in_flight:
             request.move(RequestState.DRAINING)
             self.draining[request.place.key] = request
+        else:
+            self.wait_again(request)
 
     def restart(self, request: Request, detail: str) -> None:
         """
@@ -183,16 +191,15 @@ class Replica:
             self.wait_again(request)
         self.in_flight.clear()
         for request in cell.requests:
-            request.prefix.writers = frozenset()
+            request.prefix.forget_writers()
             if limits.block_size != self.limits.block_size:
-                request.prefix.digests.clear()
-                request.new = replace(request.new, block_digests=b"")
+                request.forget_digests()
         self.limits = limits
         self.slots = SlotTable(limits, self.slots.next_version())
         self.kv = KvCache(limits, cell.options, self.slots, self.kv.prefix_cache.version + 1)
-        self.suspension.sent_mode = None
+        self.suspension.note_resumed()
 
     def _note_preempted(self, request: Request, kind: EventKind, detail: str) -> None:
-        request.setbacks.num_preemptions += 1
+        request.setbacks.note_preemption()
         self.cell.counters.preemption.preemptions += 1
         self.cell.note(kind, request, detail)

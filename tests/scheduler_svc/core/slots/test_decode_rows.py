@@ -76,6 +76,20 @@ def _summary(batch: Batch, state_hash: int) -> tuple:
     return state_hash, admits, *(column.tolist() for column in (*rows, *appends))
 
 
+class TestTimes:
+    def test_rows_tell_the_seconds_between_their_tokens(self):
+        """
+        Rows know no time before their first token together, and then that of the latest.
+        """
+        bench = service()
+        bench.submit(bench.request(5, 40))
+        for _ in range(3):
+            bench.turn()
+        slots = bench.core._replica.slots
+        rows = slots.rows_of(slots.decoding.nonzero()[0])
+        assert [None, 0.5, 2.0] == [rows.note_seen(now) for now in (1.0, 1.5, 3.5)]
+
+
 class TestLateColumns:
     @pytest.mark.parametrize("window", [1, 2, 4])
     @pytest.mark.parametrize("num_blocks", [1024, 60])

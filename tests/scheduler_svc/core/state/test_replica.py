@@ -8,6 +8,7 @@ import pytest
 
 from scheduler_svc.core.request.options import CoreOptions, PreemptionMode
 from scheduler_svc.core.request.request import FinishReason, RequestState
+from scheduler_svc.core.slots.planned_rows import PlannedRows
 from tandem.link.commands import KvMode
 from tests.scheduler_svc.core.harness import Rig, small_config
 
@@ -107,6 +108,47 @@ class TestFullness:
         replica.limits = replace(replica.limits, memory_threshold=threshold)
         assert 4 / 32 == replica.kv.pool.usage
         assert expected == replica.under_pressure()
+
+    def test_a_better_request_opens_admission(self):
+        """
+        A full executor looks at the queue again when a request came that may make others give way.
+        """
+        replica = decoding().core._replica
+        replica.note_full()
+        replica.reopen()
+        assert not replica.is_full
+
+
+class TestInFlight:
+    def test_results_come_in_the_order_of_the_batches(self):
+        """
+        A batch is in flight until its result is applied, the oldest first, and each result counts.
+        """
+        replica = Rig(options=OPTIONS).core._replica
+        first, second = PlannedRows.none(0), PlannedRows.none(0)
+        replica.note_sent(first)
+        replica.note_sent(second)
+        assert [first, second] == list(replica.in_flight)
+        replica.note_result()
+        assert [second] == list(replica.in_flight)
+        assert 1 == replica.cell.counters.compute.steps
+
+
+class TestGiveWay:
+    def test_the_worst_and_then_the_latest_gives_way_first(self):
+        """
+        Requests that may give way stand by priority, worst first, and among equals latest first.
+        """
+        rig = Rig(small_config(max_total_tokens=64), options=OPTIONS)
+        for priority in (1, 3, 3, 2):
+            rig.submit(prompt_len=5, max_tokens=30, priority=priority)
+        rig.step()
+        replica = rig.core._replica
+        for request in replica.slots.running_requests():
+            replica.let_give_way(request)
+        assert [2, 1, 3, 0] == [request.new.handle for request in replica.may_give_way]
+        rig.core.preempt("r2")
+        assert [1, 3, 0] == [request.new.handle for request in replica.may_give_way]
 
 
 class TestPreempt:
