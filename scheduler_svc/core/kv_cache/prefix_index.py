@@ -9,6 +9,7 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.invariants import require
 from tandem.errors import InternalError
 from tandem.link.batch import Int32Column
 
@@ -196,18 +197,18 @@ class PrefixIndex:
         indexed = set(self._block_of.values())
         place = {block: i for i, block in enumerate(self._unheld)}
         digests = {self._digest_of[block]: block for block in indexed}
-        _require(digests == self._block_of, "digests and blocks of the prefix index differ")
+        require(digests == self._block_of, "digests and blocks of the prefix index differ")
         marked = set(np.flatnonzero(self.is_indexed).tolist())
-        _require(marked == indexed, "the marks of the prefix index differ from its blocks")
+        require(marked == indexed, "the marks of the prefix index differ from its blocks")
         expected = {block for block in indexed if num_holders[block] == 0}
-        _require(place.keys() == expected, "unheld blocks are not those without a holder")
-        _require(self.keeps_unheld or not place, "a block without a holder is still indexed")
+        require(place.keys() == expected, "unheld blocks are not those without a holder")
+        require(self.keeps_unheld or not place, "a block without a holder is still indexed")
         for block in indexed:
             parent = int(self._parent[block])
-            _require(parent == NO_BLOCK or parent in indexed, f"block {block} has lost its parent")
+            require(parent == NO_BLOCK or parent in indexed, f"block {block} has lost its parent")
             if parent in place:
                 in_order = block in place and place[block] < place[parent]
-                _require(in_order, f"block {parent} can be evicted before block {block}")
+                require(in_order, f"block {parent} can be evicted before block {block}")
 
     def _remove_all(self, blocks: list[int]) -> list[int]:
         unheld = [block for block in blocks if block in self._unheld]
@@ -222,8 +223,3 @@ class PrefixIndex:
         self._digest_of[block] = b""
         self.is_indexed[block] = False
         self.version += 1
-
-
-def _require(holds: bool, what_is_wrong: str) -> None:
-    if not holds:
-        raise InternalError(what_is_wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler_svc.core.invariants import require
 from scheduler_svc.core.observe.latencies import Latencies
 from scheduler_svc.core.observe.request_events import EventKind, EventRecorder
 from scheduler_svc.core.observe.stats import Counters
@@ -10,7 +11,7 @@ from scheduler_svc.core.queue.queue import WaitingQueue
 from scheduler_svc.core.queue.retry_advice import RetryAdvice
 from scheduler_svc.core.request.events import EventLog
 from scheduler_svc.core.request.options import CoreOptions
-from scheduler_svc.core.request.request import Request
+from scheduler_svc.core.request.request import Request, RequestState
 from scheduler_svc.core.state.live_requests import LiveRequests
 from scheduler_svc.core.state.suspects import Suspects
 
@@ -73,6 +74,24 @@ class Cell:
         self.counters.requests.accepted_requests += 1
         if self.recorder is not None:
             self.recorder.note(EventKind.ADD, request, request.new.arrival_s)
+
+    def check_integrity(self) -> None:
+        """
+        Check each part by itself, and that all of them are about the same requests.
+
+        Raises:
+            InternalError: The first invariant that does not hold.
+        """
+        self.queue.check_integrity()
+        self.requests.check_integrity()
+        self.suspects.check_integrity({request.number for request in self.requests})
+        for request in self.queue:
+            require(request.state is RequestState.WAITING, "a request waits in another state")
+            require(request.place.slot is None, "a waiting request has a slot")
+        counters = self.counters.requests
+        num_ended = counters.finished_requests + counters.failed_requests
+        in_system = counters.accepted_requests - num_ended
+        require(in_system == len(self.requests), "accepted requests were lost or ended twice")
 
     def note(self, kind: EventKind, request: Request, detail: str = "") -> None:
         """Record an event of a request at the time of this call, if request events are kept."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.invariants import require
 from scheduler_svc.core.slots.slots import SlotTable
 
 INIT_RATIO = 0.7
@@ -75,6 +76,18 @@ class NewTokenRatio:
         expected = generated + RETRACT_STEPS * len(left)
         self._start = min(1.0, expected / max_new) if max_new else 1.0
         self._since_step = decode_step
+
+    def check_integrity(self, decode_step: int) -> None:
+        """
+        Compare with the number of decode steps since the core was made.
+
+        Raises:
+            InternalError: The value is no share of anything, or begins behind the step that is
+                planned next.
+        """
+        require(0.0 <= self.min <= self.init <= 1.0, "the new-token ratio falls to no share")
+        require(0.0 <= self._start <= 1.0, "the new-token ratio is no share")
+        require(self._since_step <= decode_step + 1, "the new-token ratio is that of a later step")
 
 
 def lasts(free: int, left: NDArray[np.int64], held: NDArray[np.int64]) -> bool:

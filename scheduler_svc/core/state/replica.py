@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
+from scheduler_svc.core.invariants import require
 from scheduler_svc.core.kv_cache.kv_cache import KvCache
 from scheduler_svc.core.observe.request_events import EventKind
 from scheduler_svc.core.queue.keyed_heap import KeyedHeap
 from scheduler_svc.core.request.geometry import Limits
 from scheduler_svc.core.request.request import Request, RequestState
 from scheduler_svc.core.slots.planned_rows import PlannedRows
+from scheduler_svc.core.slots.slot_checks import check_slots
 from scheduler_svc.core.slots.slots import SlotTable
 from scheduler_svc.core.state.cell import Cell
 from scheduler_svc.core.state.new_token_ratio import NewTokenRatio
@@ -198,6 +200,52 @@ class Replica:
         self.slots = SlotTable(limits, self.slots.next_version())
         self.kv = KvCache(limits, cell.options, self.slots, self.kv.prefix_cache.version + 1)
         self.suspension.note_resumed()
+
+    def check_integrity(self) -> None:
+        """
+        Check each part of this executor, and compare the parts with one another.
+
+        Raises:
+            InternalError: The first invariant that does not hold.
+        """
+        slots, counters = self.slots, self.cell.counters
+        without_slot = {one.number for one in self.cell.requests if one.place.slot is None}
+        self.kv.check_integrity(slots, without_slot)
+        check_slots(slots)
+        self.ratio.check_integrity(counters.decode_steps)
+        self.room.check_integrity(counters.compute.steps)
+        self.suspension.check_integrity(len(slots.live) - slots.num_free())
+        require(slots.num_running <= self.limits.max_running, "more slots run than max_batch_size")
+        require(slots.num_running > 0 or not self.is_full, "none runs and none may be admitted")
+        running = slots.running_requests()
+        for request in running:
+            slot, name = request.place.slot, request.new.request_id
+            state = RequestState.DECODE if slots.decoding[slot] else RequestState.PREFILL
+            if slot in self.paused:
+                state = RequestState.PAUSED
+            wrong = f"{name} is {request.state.value}, expected {state.value}"
+            require(request.state is state, wrong)
+        for slot in self.paused:
+            require(bool(slots.running[slot]), f"slot {slot} is paused without running")
+            require(not slots.decoding[slot], f"slot {slot} is paused and decodes")
+        in_flight = Counter[tuple[int, int]]()
+        for rows in self.in_flight:
+            for key, num_tokens in rows.tokens_by_key():
+                in_flight[key] += num_tokens
+        for slot in slots.live.nonzero()[0].tolist():
+            num_sent = int(slots.planned[slot] - slots.tokens.applied[slot])
+            is_sent = in_flight[slot, int(slots.generation[slot])] == num_sent
+            require(is_sent, f"slot {slot} has planned tokens that are not in flight")
+        for key, request in self.draining.items():
+            place = request.place
+            require(request.state is RequestState.DRAINING, "a request drains in another state")
+            require(place.key == key, "a draining request is under another's key")
+            require(place.num_in_flight > 0, "a request drains with nothing in flight")
+            is_sent = in_flight[key] == place.num_in_flight
+            require(is_sent, "a draining request waits for what is not in flight")
+        may_give_way = {request.number for request in self.may_give_way}
+        is_running = may_give_way <= {request.number for request in running}
+        require(is_running, "a request that does not run may give way")
 
     def _note_preempted(self, request: Request, kind: EventKind, detail: str) -> None:
         request.setbacks.note_preemption()

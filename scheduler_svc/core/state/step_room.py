@@ -18,6 +18,8 @@ that applies them to its steps.
 
 from __future__ import annotations
 
+from scheduler_svc.core.invariants import require
+
 FIRST_PATIENCE_STEPS = 1024
 """Number of steps that stay small after the first failure."""
 SOON_STEPS = 16
@@ -92,3 +94,19 @@ class StepRoom:
         if self.rows(max_rows) == max_rows and self.tokens(max_tokens) == max_tokens:
             self.max_rows = self.max_tokens = None
         return True
+
+    def check_integrity(self, num_steps: int) -> None:
+        """
+        Compare the sizes with one another, and the step at which they grow with `num_steps`, the
+        number of results applied in all.
+
+        Raises:
+            InternalError: A step may have no row or fewer tokens than rows, or stays small for
+                longer than it should.
+        """
+        max_rows = 0 if self.max_rows is None else self.max_rows
+        require(self.max_rows is None or max_rows > 0, "steps have room for no row")
+        has_room = self.max_tokens is None or self.max_tokens >= max_rows > 0
+        require(has_room, "steps have room for fewer tokens than rows")
+        grows_soon = self._grows_at <= num_steps + self.patience_steps
+        require(grows_soon, "steps stay small for too long")

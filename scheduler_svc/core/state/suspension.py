@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler_svc.core.invariants import require
 from tandem.link.commands import KvMode
 
 
@@ -45,3 +46,13 @@ class Suspension:
     def note_resumed(self) -> None:
         """Note that the executor is told to resume, or is another one, which knows of none."""
         self.sent_mode = None
+
+    def check_integrity(self, num_live: int) -> None:
+        """
+        Compare with the number of live slots.
+
+        Raises:
+            InternalError: A slot is live though the executor dropped the KV of all.
+        """
+        has_dropped = self.sent_mode is KvMode.RECOMPUTE
+        require(not (has_dropped and num_live), "a slot is live whose KV a suspension dropped")

@@ -11,6 +11,7 @@ from scheduler_svc.core.request.options import CoreOptions
 from scheduler_svc.core.request.request import RequestState
 from scheduler_svc.core.state.suspects import Mark
 from tandem.errors import InternalError
+from tandem.link.commands import KvMode
 from tests.scheduler_svc.core.harness import Rig, geometry_of, small_config
 
 OPTIONS = CoreOptions(
@@ -200,6 +201,66 @@ def go_on_with_a_trial_for_nobody(replica):
     replica.cell.suspects._marks[3] = replica.cell.suspects.trial[3] = mark
 
 
+def run_more_than_allowed(replica):
+    replica.limits = replace(replica.limits, max_running=1)
+
+
+def drain_in_another_state(replica):
+    next(iter(replica.draining.values())).state = RequestState.WAITING
+
+
+def wait_in_another_state(replica):
+    replica.cell.requests._by_handle[3].state = RequestState.PREFILL
+
+
+def wait_with_a_slot(replica):
+    replica.cell.requests._by_handle[3].place.slot = 2
+
+
+def admit_none_though_none_runs(replica):
+    for slot in (0, 1):
+        replica.preempt(slot)
+    replica.is_full = True
+
+
+def hold_kv_that_was_dropped(replica):
+    replica.suspension.begin(KvMode.RECOMPUTE)
+    replica.suspension.note_told()
+
+
+def expect_more_than_all(replica):
+    replica.ratio._start = 1.5
+
+
+def fall_below_no_share(replica):
+    replica.ratio.min = -0.1
+
+
+def rise_instead_of_falling(replica):
+    replica.ratio.min = replica.ratio.init + 0.01
+
+
+def expect_from_a_later_step(replica):
+    replica.ratio._since_step = replica.cell.counters.decode_steps + 2
+
+
+def have_room_for_no_row(replica):
+    replica.room.max_rows = 0
+
+
+def have_room_for_fewer_tokens_than_rows(replica):
+    replica.room.max_rows, replica.room.max_tokens = 4, 3
+
+
+def limit_tokens_and_not_rows(replica):
+    replica.room.max_tokens = 3
+
+
+def stay_small_for_too_long(replica):
+    replica.room.patience_steps = 7
+    replica.room._grows_at = replica.cell.counters.compute.steps + 8
+
+
 CORRUPTIONS = [
     lose_a_block, hold_a_block_twice, hold_a_free_block, free_a_held_block,
     forget_a_slot_to_release, run_without_a_request, miscount_running, miscount_decoding,
@@ -212,6 +273,42 @@ CORRUPTIONS = [
     keep_a_host_copy_of_who_runs, give_way_without_running, hash_wrongly, forget_an_event,
     suspect_who_left, miscount_suspects, try_who_is_not_marked, go_on_with_a_trial_for_nobody,
 ]  # fmt: skip
+NAMED = {
+    run_more_than_allowed: "more slots run than max_batch_size",
+    mistake_the_state: "r0 is prefill, expected decode",
+    pause_what_decodes: "r0 is decode, expected paused",
+    decode_while_paused: "slot 0 is paused and decodes",
+    forget_a_batch: "planned tokens that are not in flight",
+    drain_in_another_state: "a request drains in another state",
+    drain_under_another_key: "a draining request is under another's key",
+    drain_for_nothing: "a request drains with nothing in flight",
+    wait_for_what_is_not_in_flight: "a draining request waits for what is not in flight",
+    wait_in_another_state: "a request waits in another state",
+    wait_with_a_slot: "a waiting request has a slot",
+    be_nowhere: "a request is in no place or in two",
+    give_way_without_running: "a request that does not run may give way",
+    admit_none_though_none_runs: "none runs and none may be admitted",
+    hold_kv_that_was_dropped: "a slot is live whose KV a suspension dropped",
+    expect_more_than_all: "the new-token ratio is no share",
+    fall_below_no_share: "the new-token ratio falls to no share",
+    rise_instead_of_falling: "the new-token ratio falls to no share",
+    expect_from_a_later_step: "the new-token ratio is that of a later step",
+    have_room_for_no_row: "steps have room for no row",
+    have_room_for_fewer_tokens_than_rows: "steps have room for fewer tokens than rows",
+    limit_tokens_and_not_rows: "steps have room for fewer tokens than rows",
+    stay_small_for_too_long: "steps stay small for too long",
+}
+"""Corruptions that one check is there for, with what it says."""
+
+
+def corrupted(corrupt) -> Rig:
+    """Return a busy rig, with host blocks, after one wrong change."""
+    geometry = geometry_of(small_config(max_batch_size=3), num_host_blocks=8)
+    rig = busy()
+    replica = rig.core._replica
+    replica.kv.host = type(replica.kv.host)(geometry.num_host_blocks)
+    corrupt(replica)
+    return rig
 
 
 class TestIntegrity:
@@ -220,10 +317,34 @@ class TestIntegrity:
         """
         The check fails after one wrong change of any part of the state.
         """
-        geometry = geometry_of(small_config(max_batch_size=3), num_host_blocks=8)
-        rig = busy()
-        replica = rig.core._replica
-        replica.kv.host = type(replica.kv.host)(geometry.num_host_blocks)
-        corrupt(replica)
+        rig = corrupted(corrupt)
         with pytest.raises(InternalError):
             rig.core.check_integrity()
+
+    @pytest.mark.parametrize("corrupt", NAMED, ids=lambda corrupt: corrupt.__name__)
+    def test_the_check_says_what_is_wrong(self, corrupt):
+        """
+        Each corruption is noticed by the check that is there for it, and told in its words.
+        """
+        rig = corrupted(corrupt)
+        with pytest.raises(InternalError, match=NAMED[corrupt]):
+            rig.core.check_integrity()
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda replica: replica.room.note_failure(1, 1, replica.cell.counters.compute.steps),
+            lambda replica: replica.ratio.note_retraction(
+                replica.slots, replica.cell.counters.decode_steps + 1
+            ),
+            lambda replica: replica.suspension.begin(KvMode.RECOMPUTE),
+            lambda replica: replica.note_full(),
+        ],
+        ids=["small-step", "retraction", "suspension-asked-for", "full"],
+    )
+    def test_what_may_happen_passes(self, change):
+        """
+        Steps of one row, a ratio from the step that is planned, a suspension that the executor does
+        not know of yet, and a full executor are no faults.
+        """
+        corrupted(change).core.check_integrity()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from scheduler_svc.core.state.suspension import Suspension
+from tandem.errors import InternalError
 from tandem.link.commands import KvMode
 
 
@@ -31,3 +34,19 @@ class TestSuspension:
         suspension.begin(KvMode.PERSIST)
         suspension.end()
         assert (False, False) == (suspension.is_in_force, suspension.is_command_due)
+
+    @pytest.mark.parametrize("mode", list(KvMode))
+    def test_only_dropped_kv_forbids_live_slots(self, mode):
+        """
+        Slots stay live in a suspension, except in the one that drops their KV, once it is sent.
+        """
+        suspension = Suspension()
+        suspension.begin(mode)
+        suspension.check_integrity(3)
+        suspension.note_told()
+        suspension.check_integrity(0)
+        if mode is KvMode.RECOMPUTE:
+            with pytest.raises(InternalError, match="a suspension dropped"):
+                suspension.check_integrity(1)
+        else:
+            suspension.check_integrity(1)
