@@ -18,6 +18,19 @@ MEASURING = re.compile(
 PEOPLE = re.compile(r"\s*(Who(m|ever|se)?|What(ever)?|Whether|Nobody|Nothing|Somebody|Someone)\b")
 FULL_FOLDER = 15
 CORE = "scheduler_svc/core"
+SHARED = "protos/python"
+CHANGING = {
+    "append",
+    "appendleft",
+    "clear",
+    "extend",
+    "frombytes",
+    "insert",
+    "pop",
+    "popitem",
+    "popleft",
+}
+"""Methods of containers that change them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +88,7 @@ def counted(tree: Tree) -> list[Figure]:
         lines_to_read(tree, "plan"),
         lines_to_read(tree, "process_output", "apply_result"),
         *attributes_per_class(tree),
+        writes_elsewhere(tree),
         files_that_name(tree, "repetition_penalty", "<= 8"),
         files_that_name(tree, "min_p", ""),
         measuring_lines(tree),
@@ -99,9 +113,10 @@ def files_per_folder(names: list[str], kind: str) -> list[Figure]:
 
 def lines_to_read(tree: Tree, *functions: str) -> Figure:
     """
-    Count the lines of the core's module that defines a function and of those it imports.
+    Count the lines of the core's module that defines a function and of those it imports, be they of
+    the core or of the package tandem.
 
-    Packages outside the core, such as tandem and the standard library, are not counted.
+    Generated modules and libraries are not counted.
     """
     homes = [name for name in tree.python(f"{CORE}/") if _defines(tree.syntax(name), functions)]
     what = f"lines of {' or '.join(functions)} and what it imports"
@@ -155,6 +170,58 @@ def public_attributes(node: ast.ClassDef) -> set[str]:
     return {name for name in found if not name.startswith("_")}
 
 
+def writes_elsewhere(tree: Tree) -> Figure:
+    """
+    Count the places in the core that change a field of a class of another module.
+
+    The counters are left out: they are plain numbers that are counted where the thing happens. A
+    field that has the name of one of the module's own is not noticed.
+    """
+    found = {
+        f"{name}:{line} {field}": 1
+        for name in tree.python(f"{CORE}/")
+        for line, field in foreign_writes(tree.syntax(name))
+    }
+    return _sum("places in the core that write fields of other modules", "0", found)
+
+
+def foreign_writes(module: ast.Module) -> list[tuple[int, str]]:
+    """Return the line and the name of each field that is changed and is of no class of a module."""
+    own = {"writeable"}  # of numpy's flags
+    for node in ast.walk(module):
+        if isinstance(node, ast.ClassDef):
+            own |= {item.target.id for item in node.body if _is_field(item)}
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
+            own |= {node.attr} if isinstance(node.ctx, ast.Store) else set()
+    return [
+        (field.lineno, ast.unparse(field))
+        for node in ast.walk(module)
+        for field in _changed(node)
+        if field.attr not in own
+        and ast.unparse(field.value) != "self"
+        and "counters" not in ast.unparse(field)
+    ]
+
+
+def _is_field(item: ast.stmt) -> bool:
+    return isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+
+
+def _changed(node: ast.AST) -> list[ast.Attribute]:
+    """Return the field that a store, or a call of a container's method, changes; none for others."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        field: ast.AST | None = node.func.value if node.func.attr in CHANGING else None
+    elif isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(
+        node.ctx, ast.Store | ast.Del
+    ):
+        field = node
+    else:
+        field = None
+    while isinstance(field, ast.Subscript):
+        field = field.value
+    return [field] if isinstance(field, ast.Attribute) else []
+
+
 def files_that_name(tree: Tree, word: str, aim: str) -> Figure:
     """
     Count the product's files, generated ones aside, in which a word stands.
@@ -195,7 +262,7 @@ def _defines(module: ast.Module, functions: tuple[str, ...]) -> bool:
 
 
 def _imported(tree: Tree, name: str) -> set[str]:
-    """Return the files of the core that a module imports, types included."""
+    """Return the files of core and shared package that a module imports, types included."""
     modules: set[str] = set()
     for node in ast.walk(tree.syntax(name)):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -203,8 +270,9 @@ def _imported(tree: Tree, name: str) -> set[str]:
         elif isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
     paths = {module.replace(".", "/") for module in modules}
+    paths |= {f"{SHARED}/{path}" for path in paths}
     files = {f"{path}{end}" for path in paths for end in (".py", "/__init__.py")}
-    return files & set(tree.python(f"{CORE}/"))
+    return files & {*tree.python(f"{CORE}/"), *tree.python(f"{SHARED}/")}
 
 
 def _sum(name: str, aim: str, parts: Mapping[str, int]) -> Figure:

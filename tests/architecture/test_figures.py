@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.counting import Figure, Tree, counted
-from tests.architecture.figures import line, traced
+from tests.architecture.counting import Figure, Tree, counted, foreign_writes, writes_elsewhere
+from tests.architecture.figures import ROOT, line, traced
 from tests.architecture.traced_request import summary
 
 STATE = '''
@@ -49,6 +50,7 @@ FILES = {
         "import numpy\n"
         "from scheduler_svc.core import draft\n"
         "from tandem.errors import BadRequest\n"
+        "from tandem import request_pb2\n"
         "def plan(): ...\n"
     ),
     "scheduler_svc/bench/deep/run.py": "a = 1\nb = 2\n",
@@ -88,12 +90,13 @@ class TestCounts:
 
     def test_lines_to_read_are_those_of_the_module_and_its_direct_imports(self, figures):
         """
-        Other packages and modules that are imported further down are not among them.
+        Modules of the core and of the shared package count; libraries, generated modules and
+        modules that are imported further down do not.
         """
-        wanted = {"plans": 4, "draft": 1, "__init__": 0}
-        assert {f"scheduler_svc/core/{name}.py": lines for name, lines in wanted.items()} == (
-            figures["lines of plan and what it imports"].parts
-        )
+        core = {"plans": 5, "draft": 1, "__init__": 0}
+        assert {f"scheduler_svc/core/{name}.py": lines for name, lines in core.items()} | {
+            "protos/python/tandem/errors.py": 7
+        } == figures["lines of plan and what it imports"].parts
 
     def test_attributes_are_public_fields_properties_and_what_init_sets(self, figures):
         """
@@ -104,6 +107,38 @@ class TestCounts:
         sizes = {name.rpartition(":")[2]: size for name, size in figure.parts.items()}
         assert (2, {"State": 2, "Table": 2}) == (figure.value, sizes)
         assert 3 == figures["public fields of the core's largest frozen value"].value
+
+    def test_writes_elsewhere_are_stores_and_changed_containers(self, figures):
+        """
+        Fields of the module's own classes and counters may be written, those of other modules not,
+        be it by a store, a deletion or a method that changes a container.
+        """
+        figure = figures["places in the core that write fields of other modules"]
+        assert ["scheduler_svc/core/state.py:23 other.field"] == list(figure.parts)
+        text = (
+            "class Own:\n"
+            "    size: int\n"
+            "    def fill(self, other):\n"
+            "        self.rows[0] = other.size = other.counters.steps = 1\n"
+            "        other.seats[0], other.name = 1, 2\n"
+            "        other.seats.append(3)\n"
+            "        del other.row\n"
+            "        other.rows.append(other.take(4))\n"
+            "        return other.legs.count(5)\n"
+        )
+        assert [
+            (5, "other.name"),
+            (5, "other.seats"),
+            (6, "other.seats"),
+            (7, "other.row"),
+            (8, "other.rows"),
+        ] == (sorted(foreign_writes(ast.parse(text))))
+
+    def test_no_module_of_the_core_writes_fields_of_another(self):
+        """
+        Each part of the core's state has an owner, and other modules call its methods.
+        """
+        assert {} == writes_elsewhere(Tree(ROOT)).parts
 
     def test_files_that_name_a_parameter_are_sources_of_the_product(self, figures):
         """
