@@ -1,7 +1,8 @@
 // Root-mean-square norms, gates, rotary positions and KV writes of a step's rows, on the CPU.
 //
-// They are small: for tens of rows a call costs more than its work, so each does in one call what
-// takes PyTorch several, and few rows alone stay on one thread. A row's bits depend on the row alone.
+// For tens of rows a call costs more than its arithmetic, so each operation here does in one call
+// what PyTorch does in several, and a few rows stay on the calling thread. A row's bits depend on
+// the row alone.
 #include <cmath>
 #include <type_traits>
 
@@ -12,9 +13,9 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kSerialElements = 1 << 16;  // fewer do not pay for waking other threads
+constexpr int64_t kSerialElements = 1 << 16;  // fewer cost less than waking other threads
 
-// As the type holds it.
+// Returns the values rounded to T, in which the definitions keep results between their steps.
 template <class T>
 inline Floats rounded(Floats values) {
   if constexpr (sizeof(T) == sizeof(float)) return values;
@@ -23,6 +24,7 @@ inline Floats rounded(Floats values) {
   return load(held);
 }
 
+// Returns 1 / sqrt(mean of x ** 2 + eps) of a row; `width` alone fixes the order of the sum.
 template <class T>
 inline float scale_of(const T* x, int64_t width, float eps) {
   Floats squares = {};
@@ -60,7 +62,7 @@ void silu_mul(const Member& member, const T* gate_up, int64_t stride, T* out, in
     for (int64_t at = 0; at < width; at += kLanes) {
       const int count = left(width, at);
       const Floats gate = load_some(gates + at, count);
-      const Floats small = exp_of(gate > splat(0.0f) ? -gate : gate);  // of minus its size
+      const Floats small = exp_of(gate > splat(0.0f) ? -gate : gate);  // -|gate|: no overflow
       const Floats sigmoid = (gate > splat(0.0f) ? splat(1.0f) : small) / (splat(1.0f) + small);
       const Floats up = load_some(gates + width + at, count);
       store_some(out + row * width + at, rounded<T>(gate * sigmoid) * up, count);
@@ -70,11 +72,12 @@ void silu_mul(const Member& member, const T* gate_up, int64_t stride, T* out, in
 
 namespace {
 
-// Pairs (2i, 2i + 1) of one head as complex numbers, turned.
+// Rotates one head [head_dim] in place: elements (2i, 2i + 1) are a complex number, which is
+// multiplied by the number at the same place of `rotation` [head_dim].
 template <class T>
 inline void turn(T* head, const float* rotation, int64_t head_dim) {
   const Ints lanes = lane_numbers();
-  const Words signs = as<Words>(~lanes & 1) << 31;  // of the even lanes
+  const Words signs = as<Words>(~lanes & 1) << 31;  // the sign bit, set in even lanes
   for (int64_t at = 0; at < head_dim; at += kLanes) {
     const int count = left(head_dim, at);
     const Floats x = load_some(head + at, count), by = load_some(rotation + at, count);
@@ -101,7 +104,7 @@ void rope_kv_write(const Member& member, T* qkv, int64_t stride, const float* ro
       turn(own, rotation + token * dim, dim);
     }
     const int64_t position = kv_position[token];
-    if (position < 0) continue;  // padding
+    if (position < 0) continue;  // padding is not stored
     std::memcpy(kv_cache + position * kv_width, row + heads.num_heads * dim, kv_width * sizeof(T));
   }
 }
@@ -118,7 +121,7 @@ TANDEM_INSTANTIATE(BFloat16)
 
 namespace {
 
-// Calls `run` with a null pointer of the type of this number: 0 float32, 1 bfloat16, 2 float16.
+// Calls `run` with a null pointer to the type of a number: 0 float32, 1 bfloat16, 2 float16.
 template <class Run>
 void with_type(int64_t type, Run run) {
   if (type == 0) {
@@ -137,7 +140,7 @@ int64_t threads_for(int64_t num_elements, int64_t threads) {
 }  // namespace
 }  // namespace tandem
 
-// Strides are of rows, in elements; everything else is contiguous.
+// In the functions below a stride is that of rows, in elements, and all else is contiguous.
 
 TANDEM_EXPORT void tandem_rms_norm(int64_t type, const void* x, int64_t x_stride,
                                    const void* weight, void* out, int64_t num_rows, int64_t width,
@@ -164,8 +167,9 @@ TANDEM_EXPORT void tandem_silu_mul(int64_t type, const void* gate_up, int64_t st
   });
 }
 
-// `qk_norm` may be null. Positions below 0 are not written. Returns the first position that the
-// cache does not have, and has done nothing then; else -1.
+// Rotates queries and keys in place, then copies keys and values to the cache, except those of
+// tokens with a negative position. `qk_norm` is null for models without a norm of heads. Returns
+// -1, or the first position past the end of the cache; in that case nothing has been changed.
 TANDEM_EXPORT int64_t tandem_rope_kv_write(int64_t type, void* qkv, int64_t stride,
                                            const float* rotation, const int64_t* kv_position,
                                            void* kv_cache, int64_t num_positions,

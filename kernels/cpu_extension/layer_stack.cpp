@@ -1,8 +1,9 @@
 // All layers of a decoder over a step's rows in one call on the CPU, in float32 or bfloat16.
 //
-// It calls the operations as they are, one after another, so its bits are theirs. What it saves is
-// the way back to Python between them: a step of few rows streams all weights through the caches,
-// and finds the interpreter thrown out of them nine times a layer. And its threads stay awake.
+// It calls the single operations one after another, so its results have the same bits. It saves the
+// returns to Python between them: a step of few rows streams all weights through the processor's
+// caches, so that each of nine returns per layer finds the interpreter evicted. The threads
+// also stay awake from the first layer to the last.
 #include <algorithm>
 
 #include "export.h"
@@ -13,7 +14,7 @@
 namespace tandem {
 namespace {
 
-// As kernels/layer_stack/cpu_extension.py lays them out.
+// These structs mirror `_Matrix`, `_Layer` and `_Stack` in kernels/layer_stack/cpu_extension.py.
 struct Matrix {
   const void* packed;
   int64_t is_narrow;
@@ -22,7 +23,7 @@ struct Matrix {
 struct Layer {
   Matrix qkv, output, gate_up, down;
   const void *input_norm, *mlp_norm;
-  const void *qk_norm, *qkv_bias, *output_bias, *gate_up_bias, *down_bias;  // or null
+  const void *qk_norm, *qkv_bias, *output_bias, *gate_up_bias, *down_bias;  // null if absent
   void* kv_cache;
   const Plan* plan;
 };
@@ -30,7 +31,7 @@ struct Layer {
 struct Stack {
   int64_t num_layers, hidden_size, inner_size, num_heads, num_kv_heads, head_dim;
   int64_t num_rows, num_positions, num_threads;
-  int64_t type;                // of all numbers but `rotation`: kFloat32 or kBFloat16
+  int64_t type;                // kFloat32 or kBFloat16, of all tensors but `rotation`
   const Layer* layers;         // [num_layers]
   void* hidden;                // [num_rows, hidden_size]
   const float* rotation;       // [num_rows, head_dim]
@@ -43,7 +44,7 @@ struct Stack {
   int64_t query_size() const { return num_heads * head_dim; }
   int64_t qkv_size() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
 
-  // Rows of `width` times a weight of `num_columns`; none of them has gaps.
+  // Returns the product of x [num_rows, width] and a weight of `num_columns`, all contiguous.
   Product product(const void* x, int64_t width, const Matrix& weight, const void* bias, void* out,
                   int64_t num_columns, bool adds) const {
     return {type, x,           width,    weight.packed, weight.is_narrow != 0, bias,
@@ -51,7 +52,7 @@ struct Stack {
   }
 };
 
-// One thread's way through the layers; T is the type of their numbers.
+// One thread's share of all layers. T is the type of activations and caches.
 template <class T>
 struct Run {
   const Stack& stack;
@@ -109,7 +110,7 @@ void run_layers(const Stack& stack, Member& member, float* arranged) {
   }
 }
 
-// Of the product of any layer that arranges most.
+// Returns the floats of scratch that the largest product of any layer needs for arranged rows.
 int64_t most_arranged_floats(const Stack& stack) {
   int64_t most = 0;
   for (int64_t index = 0; index < stack.num_layers; ++index) {
@@ -127,7 +128,7 @@ int64_t most_arranged_floats(const Stack& stack) {
   return most;
 }
 
-// The first position that the caches do not have, or -1.
+// Returns the first position past the end of the caches, or -1 if there is none.
 int64_t first_outside(const Stack& stack) {
   for (int64_t row = 0; row < stack.num_rows; ++row)
     if (stack.kv_position[row] >= stack.num_positions) return stack.kv_position[row];
@@ -137,16 +138,17 @@ int64_t first_outside(const Stack& stack) {
 }  // namespace
 }  // namespace tandem
 
-// Of the structs that both sides must agree on.
+// Python compares these sizes with those of its own structs before the first call.
 TANDEM_EXPORT int64_t tandem_layer_bytes() { return sizeof(tandem::Layer); }
 TANDEM_EXPORT int64_t tandem_stack_bytes() { return sizeof(tandem::Stack); }
 
-// Returns the first position that the caches do not have, and has changed nothing then; else -1.
+// Runs all layers over `hidden`, in place. Returns -1, or the first position past the end of the
+// caches; in that case nothing has been changed.
 TANDEM_EXPORT int64_t tandem_layer_stack(const tandem::Stack* stack) {
   using namespace tandem;
   const int64_t outside = first_outside(*stack);
   if (outside >= 0) return outside;
-  static thread_local Room room;  // of the calling thread, for all
+  static thread_local Room room;  // the calling thread owns it, its team shares it
   float* const arranged = room.of(most_arranged_floats(*stack));
   const int64_t num_products = stack->num_rows * stack->hidden_size * 2 * stack->inner_size;
   with_team(num_products < kSerialProducts ? 1 : stack->num_threads, [&](Member& member) {

@@ -1,18 +1,18 @@
 // Products of a few rows with a large weight on the CPU, in float32 or bfloat16; sums are float32.
 //
 // out[m, n] = (bias[n]) (+ out[m, n]) + sum over k of x[m, k] * weight[n, k]. The weight is packed:
-// panels of kPanel columns, [N / kPanel, K, kPanel], zeros after the last column, so that one is
-// read from start to end, once for each block of rows, and no step copies it into another order.
-// Every sum runs over k in order, in one accumulator: a row's bits depend on the row and the weight
+// panels of kPanel columns, [N / kPanel, K, kPanel], zeros after the last column. A block of rows
+// reads a panel once, from start to end, and no step copies the weight into another order. Every
+// sum runs over k in order, in one accumulator: a row's bits depend on the row and the weight
 // alone, not on the other rows, their number or the number of threads.
 //
-// A weight that bfloat16 holds exactly is kept in 2 bytes per number, [N / kPanel, K / 2,
-// kPanel, 2]: a word has a column's numbers of two k, the earlier in its lower half. Widened in
-// registers they are what float32 would have held: sums have the same bits, and half as much is read.
+// A weight that bfloat16 holds exactly is narrow: it keeps 2 bytes per number, [N / kPanel, K / 2,
+// kPanel, 2], and a word of 4 bytes has a column's numbers of two k, the earlier in its lower half.
+// Registers widen them to the same float32, so sums have the same bits and half as much is read.
 //
-// Rows of bfloat16 meet such words in pairs of their own where the processor multiplies pairs
-// (AVX512_BF16): a product over K numbers is one over K / 2 words, twice as fast. Elsewhere they are
-// widened when they are arranged.
+// Where the processor multiplies pairs of bfloat16 (AVX512_BF16), words of two numbers of a
+// bfloat16 row meet words of a narrow weight: a product over K numbers is one over K / 2 words,
+// twice as fast. Elsewhere such rows are widened when they are arranged.
 //
 // Panels in memory and tiles of sums in registers: Goto and van de Geijn, "Anatomy of
 // High-Performance Matrix Multiplication", 2008. Here nothing is packed at run time.
@@ -26,16 +26,16 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kBlockBytes = 512 << 10;  // of rows that are multiplied with a panel in a go
-constexpr int64_t kFewTiles = 4;
-constexpr int64_t kAhead = 6144;  // bytes that a lone tile asks for before it needs them
-constexpr int64_t kWordsAhead = 128;  // of each row, while rows are arranged
-// Of a panel, so many bytes at a time: with few tiles the next ones have room beside them in the
-// nearest cache.
+constexpr int64_t kBlockBytes = 512 << 10;  // of arranged rows that share one pass over a panel
+constexpr int64_t kFewTiles = 4;  // at most these take pieces of kFewBytes, more kManyBytes
+constexpr int64_t kAhead = 6144;  // bytes from what a lone tile reads to what it prefetches
+constexpr int64_t kWordsAhead = 128;  // words from what is arranged of a row to what is prefetched
+// Tiles of a block take a panel in pieces of this size. With few tiles pieces are shorter, so that
+// the next piece has room beside the present one in the nearest cache.
 constexpr int64_t kFewBytes = 9216, kManyBytes = 2 * kFewBytes;
 static_assert(kFewBytes / kPanelBytes % 2 == 0, "a piece has whole words");
 
-// Rows in tiles of nearly equal height: the first `num_higher` have one more.
+// Rows cut into tiles of `least` rows; the first `num_higher` tiles have one row more.
 struct Tiles {
   int64_t count, least, num_higher;
 
@@ -45,12 +45,12 @@ struct Tiles {
   int64_t first_row(int64_t tile) const { return tile * least + std::min(tile, num_higher); }
 };
 
-// How a product is computed: its words are numbers, or pairs of them.
+// The words of a product: single numbers of 4 bytes, or pairs of bfloat16.
 struct Terms {
-  bool are_pairs;     // of rows and of the weight
-  bool are_widened;   // in the weight: panels are narrow, words are numbers
+  bool are_pairs;     // both rows and weight are read in pairs
+  bool are_widened;   // the weight is narrow and widened to words of one number
   int64_t width;      // words of an arranged row
-  int64_t word_bytes; // of the weight
+  int64_t word_bytes; // bytes of the weight per column and word of a row
 
   explicit Terms(const Product& product)
       : are_pairs(kMultipliesPairs && product.type == kBFloat16 && product.is_narrow),
@@ -58,7 +58,7 @@ struct Terms {
         width(are_pairs ? product.width / 2 : product.width), word_bytes(are_widened ? 2 : 4) {}
 };
 
-// Whether a product's only row is read where it lies.
+// Returns whether a product has a single row, with words that a tile can read where they are.
 bool lies_so(const Product& product, const Terms& terms) {
   return product.num_rows == 1 && (product.type == kFloat32 || terms.are_pairs);
 }
@@ -68,8 +68,8 @@ const char* row_of(const Product& product, int64_t row) {
   return static_cast<const char*>(product.x) + row * product.x_stride * bytes;
 }
 
-// Puts a tile's rows, of those from `begin`, into the order in which it reads them, words of
-// [width, height]; T is what a word is loaded from.
+// Copies the rows of a tile to their part of `x` in the order in which the tile reads them, words
+// [width, height]. Tiles are counted from row `begin`; T is the type that a word is loaded from.
 template <class T>
 void arrange(const Product& product, int64_t width, const Tiles& tiles, int64_t begin, int64_t tile,
              float* x) {
@@ -88,7 +88,8 @@ void arrange(const Product& product, int64_t width, const Tiles& tiles, int64_t 
       transpose(turned);
       for (int i = 0; i < columns; ++i) {
         float* const at = to + (k + i) * height + r;
-        // Lanes past the last row come to lie where the next column will, within this tile.
+        // The next column overwrites lanes past the last row, so a whole vector may be stored where
+        // it ends within this tile.
         if (rows == kLanes || (height < kLanes && at + kLanes <= to + width * height)) {
           store(at, turned[i]);
         } else {
@@ -99,6 +100,7 @@ void arrange(const Product& product, int64_t width, const Tiles& tiles, int64_t 
   }
 }
 
+// Writes the sums of rows [begin, end) with one panel to `out` as T, after bias and addition.
 template <class T>
 void put_as(const Product& product, int64_t begin, int64_t end, int64_t panel, const float* sum) {
   const int64_t first = panel * kPanel;
@@ -124,11 +126,11 @@ void put(const Product& product, int64_t begin, int64_t end, int64_t panel, cons
 
 alignas(64) constexpr float kZeros[kRows * kPanel] = {};
 
-// Rows from `begin` to `end`, one tile of them, with some narrow panels.
+// Multiplies rows [begin, end), a single tile, with narrow panels [first_panel, last_panel).
 void multiply_narrow_tile(const Product& product, int64_t begin, int64_t end, int64_t first_panel,
                           int64_t last_panel, const float* x, float* sums) {
   const AddNarrowTile add = narrow_tile_of<kLinesOfRow, false>(end - begin);
-  const int64_t words = product.width / 2 * kPanel;  // of a panel
+  const int64_t words = product.width / 2 * kPanel;  // words of a panel
   for (int64_t panel = first_panel; panel < last_panel; ++panel) {
     const uint32_t* weight = static_cast<const uint32_t*>(product.packed) + panel * words;
     const char* ahead = reinterpret_cast<const char*>(weight) + kAhead;
@@ -137,7 +139,8 @@ void multiply_narrow_tile(const Product& product, int64_t begin, int64_t end, in
   }
 }
 
-// Tiles of so many rows of a block.
+// Returns the function for tiles of `rows` rows; tiles that share the prefetching of a panel ask
+// for fewer lines each.
 template <class Kind>
 AddTile tile_of_block(const Tiles& tiles, bool is_widened, int64_t rows) {
   if (tiles.count == 1) return tile_of<Kind, kLinesOfRow>(rows);
@@ -145,13 +148,14 @@ AddTile tile_of_block(const Tiles& tiles, bool is_widened, int64_t rows) {
   return tile_of<Kind, 1>(rows);
 }
 
-// Rows from `begin` to `end`, arranged in `x`, with some panels; `sums` takes their results with
-// one panel.
+// Multiplies rows [begin, end), arranged in `x`, with panels [first_panel, last_panel). `sums`
+// [end - begin, kPanel] holds the results of one panel.
 //
-// A tile's results leave when the last piece is done, while they are near; the next tile does not
-// wait for them to arrive. A lone tile waits for memory, so it asks for what it reads itself a
-// little later. More tiles take a panel piece by piece, so that all but one find it in the nearest
-// cache, and share the asking for the next piece. Of a narrow piece all but one find it widened.
+// A tile writes its results to `out` right after its last piece, while they are in cache, and the
+// next tile does not wait for the writes. A lone tile is bound by memory, so it prefetches what it
+// reads itself a little later. Several tiles take a panel piece by piece: the first reads a piece
+// from memory, the others find it in the nearest cache, and all share the prefetching of the next
+// piece. The first tile widens a narrow piece for the others.
 void multiply_block(const Product& product, const Terms& terms, const Tiles& tiles, int64_t begin,
                     int64_t end, int64_t first_panel, int64_t last_panel, const float* x,
                     float* sums) {
@@ -179,7 +183,7 @@ void multiply_block(const Product& product, const Terms& terms, const Tiles& til
     for (int64_t k = 0; k < width; k += piece) {
       const int64_t length = std::min(piece, width - k);
       const char* here = words + k * bytes_of_k;
-      // Panels follow each other, so the next piece may be of the next one.
+      // Panels lie one after another, so the next piece may belong to the next panel.
       const bool is_last = panel + 1 == last_panel && k + length == width;
       const char* next = is_alone ? here + kAhead : is_last ? here : here + length * bytes_of_k;
       const float* weight = is_widened ? widened : reinterpret_cast<const float*>(here);
@@ -206,7 +210,8 @@ void multiply_block(const Product& product, const Terms& terms, const Tiles& til
   }
 }
 
-// Blocks are nearly as high as each other: a last one of few rows would wait for its weights.
+// Returns the number of rows of a block. Blocks have nearly equal heights, because a last block of
+// few rows would wait for its weights.
 int64_t rows_of_blocks(int64_t num_rows, int64_t width) {
   const int64_t most = std::max<int64_t>(kRows, kBlockBytes / (4 * std::max<int64_t>(width, 1)));
   const int64_t num_blocks = std::max<int64_t>(1, (num_rows + most - 1) / most);
@@ -234,7 +239,7 @@ void multiply(Member& member, const Product& product, float* arranged) {
     const int64_t end = std::min(begin + most_rows, num_rows);
     const Tiles tiles(end - begin);
     if (!is_arranged) {
-      if (begin > 0) member.wait();  // until no thread reads the block before this one
+      if (begin > 0) member.wait();  // until no thread reads the previous block
       for (int64_t tile = member.first_of(tiles.count); tile < member.last_of(tiles.count); ++tile)
         arrange_tile(product, terms.width, tiles, begin, tile, arranged);
       member.wait();
@@ -248,7 +253,7 @@ void multiply(Member& member, const Product& product, float* arranged) {
 
 TANDEM_EXPORT int64_t tandem_linear_panel() { return tandem::kPanel; }
 
-// Multiplies x [num_rows, width] with a packed weight of `num_columns`; see above.
+// Multiplies x [num_rows, width] with a packed weight of `num_columns`: see the head of this file.
 TANDEM_EXPORT void tandem_linear(int64_t type, const void* x, int64_t x_stride, const void* packed,
                                  int is_narrow, const void* bias, void* out, int64_t out_stride,
                                  int64_t num_rows, int64_t width, int64_t num_columns, int adds,
@@ -256,7 +261,7 @@ TANDEM_EXPORT void tandem_linear(int64_t type, const void* x, int64_t x_stride, 
   using namespace tandem;
   const Product product{type, x,          x_stride, packed, is_narrow != 0, bias,
                         out,  out_stride, num_rows, width,  num_columns,    adds != 0};
-  static thread_local Room room;  // of the calling thread, for all
+  static thread_local Room room;  // the calling thread owns it, its team shares it
   float* const arranged = room.of(arranged_floats(product));
   const bool is_small = num_rows * width * num_columns < kSerialProducts;
   with_team(is_small ? 1 : num_threads,

@@ -20,7 +20,7 @@
 namespace tandem {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
-constexpr int64_t kSerialElements = 1 << 16;  // fewer do not pay for waking other threads
+constexpr int64_t kSerialElements = 1 << 16;  // fewer cost less than waking other threads
 
 inline bool any(Ints lanes) {
 #if defined(__AVX512F__)
@@ -34,7 +34,7 @@ inline bool any(Ints lanes) {
 #endif
 }
 
-// Calls `visit` with the first id and the logits of each vector; -infinity stands after the end.
+// Calls `visit` with the first id and the logits of each vector; lanes past the end are -infinity.
 template <class T, class Visit>
 inline void sweep(const T* logits, int64_t from, int64_t to, Visit visit) {
   int64_t at = from;
@@ -47,13 +47,13 @@ inline void sweep(const T* logits, int64_t from, int64_t to, Visit visit) {
 }
 
 struct Best {
-  float logit;  // NaN where there is one
-  int64_t id;   // the lowest
+  float logit;  // the largest, or NaN if the row has one
+  int64_t id;   // the lowest id with this logit
 };
 
 template <class T>
 inline Best best_of(const T* logits, int64_t size) {
-  constexpr int64_t kChunk = 1024;  // ids of which the best is found before asking where it is
+  constexpr int64_t kChunk = 1024;  // ids; only the chunk with the best is searched for its id
   Best best{kNever, 0};
   int64_t chunk = 0;
   for (int64_t from = 0; from < size; from += kChunk) {
@@ -85,11 +85,12 @@ struct Logit {
   int32_t id;
 };
 
-// The `count` best finite logits and others, fewer where there are fewer; ids ascend.
+// Fills `found` with the `count` best finite logits and a few more, in the order of ids; with all
+// finite logits if there are fewer.
 template <class T>
 inline void collect_best(const T* logits, int64_t size, int64_t count, std::vector<Logit>* found) {
   // The count-th largest of the maxima of disjoint columns is at most the count-th largest logit,
-  // and little less than it where there are twice as many columns.
+  // and close to it because there are twice as many columns.
   const int64_t vectors = (size + kLanes - 1) / kLanes;
   const int64_t height = std::max<int64_t>(1, vectors * kLanes / (2 * count));
   std::vector<float> maxima((vectors + height - 1) / height * kLanes);
@@ -112,7 +113,7 @@ inline void collect_best(const T* logits, int64_t size, int64_t count, std::vect
   });
 }
 
-// The count-th largest logit; -infinity where fewer are finite.
+// Returns the count-th largest logit, or -infinity if fewer are finite.
 template <class T>
 inline float best_but(const T* logits, int64_t size, int64_t count, std::vector<Logit>* scratch) {
   collect_best(logits, size, count, scratch);
@@ -123,25 +124,26 @@ inline float best_but(const T* logits, int64_t size, int64_t count, std::vector<
   return place->value;
 }
 
-// Logits relative to the best, divided by the temperature.
+// Scaled logits of a row, (logit - best) / temperature: `scale` of kernels/sampling/reference.py.
 struct Scale {
   float best, temperature;
 
   float operator()(float logit) const { return (logit - best) / temperature; }
 
-  // Within two units in the last place, without dividing.
+  // Returns scaled logits without a division, wrong by at most two units in the last place.
   Floats near(Floats logits) const {
     return (logits - splat(best)) * splat(1.0f / temperature);
   }
 
-  // Within one.
+  // Returns scaled logits that are wrong by at most one unit in the last place: `near` plus the
+  // quotient of its remainder.
   Floats nearer(Floats logits) const {
     const Floats distance = logits - splat(best), guess = near(logits);
     return guess + (distance - guess * splat(temperature)) * splat(1.0f / temperature);
   }
 
-  // The least logit with a scaled value that `is_kept`, which holds for 0 and for all above one
-  // that it holds for.
+  // Returns the smallest logit whose scaled value satisfies `is_kept`, by bisection: `is_kept` must
+  // hold for 0, and with one value for all larger values.
   template <class IsKept>
   float least(IsKept is_kept) const {
     int64_t dropped = key_of(kNever), kept = key_of(best);
@@ -153,7 +155,7 @@ struct Scale {
   }
 
  private:
-  // Integers in the order of floats.
+  // Keys are integers in the order of floats, so that the middle of two can be taken.
   static int32_t key_of(float value) {
     const int32_t bits = as<int32_t>(value);
     return bits ^ ((bits >> 31) & 0x7fffffff);
@@ -165,17 +167,17 @@ struct Masses {
   double total, above;
 };
 
-// Sums of e ** scaled over logits from `least` and from `above` on.
+// Returns the sums of e ** scaled over logits >= `least`, in total, and over logits >= `above`.
 template <class T>
 inline Masses masses(const T* logits, int64_t size, const Scale& scale, float least, float above) {
-  constexpr int64_t kRun = 16 * kLanes;  // ids summed in float32
+  constexpr int64_t kRun = 16 * kLanes;  // ids summed in float32 before float64 takes the sum
   Masses sums{0.0, 0.0};
   for (int64_t from = 0; from < size; from += kRun) {
     Floats total = {}, over = {};
     sweep(logits, from, std::min(size, from + kRun), [&](int64_t, Floats x) {
       const Ints kept = x >= splat(least);
       if (!any(kept)) return;
-      const Floats scaled = scale.nearer(x);  // NaN where the distance to the best overflows
+      const Floats scaled = scale.nearer(x);  // NaN if the distance to the best overflows
       const Floats mass = exp_of(scaled == scaled ? scaled : splat(kNever));
       total += kept ? mass : splat(0.0f);
       over += x >= splat(above) ? mass : splat(0.0f);
@@ -186,11 +188,11 @@ inline Masses masses(const T* logits, int64_t size, const Scale& scale, float le
   return sums;
 }
 
-// Gumbel noise as kernels/sampling/noise/reference.py defines it, of one row.
+// The Gumbel noise of one row, as kernels/sampling/noise/reference.py defines it.
 struct Noise {
   uint32_t words[4];
 
-  // For 32-bit numbers and vectors of them.
+  // Returns the 32 random bits of an id. Number is uint32_t or a vector of them.
   template <class Number>
   Number bits(Number id) const {
     Number x = id * 0x9e3779b1u + words[0];
@@ -199,27 +201,28 @@ struct Noise {
     return x ^ (x >> 16) ^ words[3];
   }
 
-  // The number that decides the noise: of two ids the one with the smaller has more of it.
+  // Returns the 23-bit number that fixes an id's noise: the smaller the rank, the larger the noise.
   template <class Number>
   Number rank(Number id) const {
     return ~bits(id) >> 9;
   }
 
+  // Returns the noise of a rank without the rounding of float32.
   static double of_rank(uint32_t rank) {
     return -std::log(-std::log1p(-(rank + 0.5) * 0x1p-23));
   }
 
-  // Bits that an id must have at least if its noise is to be so much.
+  // Returns a bound that `bits` of an id must reach for its noise to reach `noise`.
   static uint32_t least_bits(double noise) {
     const double most_rank = std::exp(-noise) * 0x1p23;
     return most_rank < 0x1p23 - 1.0 ? ~(static_cast<uint32_t>(most_rank) << 9 | 511u) : 0u;
   }
 
-  // At least the noise, by less than 0.06 where the noise is large.
+  // Returns an upper bound of the noise, which exceeds large noise by less than 0.06.
   //
-  // Noise is -log(-log(1 - v)), at most -log(v), of the float v = (rank + 0.5) / 2 ** 23. The bits of
-  // a float, taken for an integer, are its logarithm but for a factor, a term, and what the logarithm
-  // bends away from the mantissa.
+  // Noise is -log(-log(1 - v)) for v = (rank + 0.5) / 2 ** 23, which is at most -log(v). The bits
+  // of a float, read as an integer, are a scaled and shifted base-2 logarithm of it, except that
+  // the mantissa stands for the logarithm of the mantissa: the bound is exact at powers of two.
   static Floats bound(Words bits) {
     constexpr float kLog2 = 0.693147181f;
     const Floats rest = __builtin_convertvector(as<Ints>(~bits >> 9), Floats) + splat(0.5f);
@@ -231,15 +234,18 @@ struct Noise {
 struct Winner {
   int64_t id;
   float scaled;
-  bool is_sure;
+  bool is_sure;  // no rounding of float32 could make another id win
 };
 
-// By how much float32 noise and its sum with a scaled logit may miss what is computed here.
+// Largest difference between a score computed here and the definition's, which is in float32.
 constexpr double kScoreError = 1e-5;
+// Margin for the rounding of `near` and `bound`, by which candidates are found.
 constexpr float kBoundError = 1e-3f;
+// No id has more noise: that of rank 0 is 16.6356.
 constexpr double kMostNoise = 16.7;
 
-// The largest sum of scaled logit and noise among logits from `least` on.
+// Returns the id with the largest sum of scaled logit and noise among logits >= `least`. The search
+// starts from `first`, the row's best; equal sums of equal parts go to the lower id.
 template <class T>
 inline Winner winner_of(const T* logits, int64_t size, const Scale& scale, const Noise& noise,
                         Best first, float least) {
@@ -252,14 +258,14 @@ inline Winner winner_of(const T* logits, int64_t size, const Scale& scale, const
   const auto aim = [&] {
     goal = splat(static_cast<float>(score) - kBoundError);
     least_bits = Words{} + Noise::least_bits(score - kBoundError);
-    // below this not even the most noise is enough
+    // A logit below `edge` cannot win even with the most noise.
     const double edge = scale.best + (score - kMostNoise) * scale.temperature;
     open = splat(std::max(least, std::nextafter(static_cast<float>(edge), kNever)));
   };
   const auto consider = [&](int64_t other, float logit) {
     const float own_scaled = scale(logit);
     const uint32_t own_rank = noise.rank(static_cast<uint32_t>(other));
-    if (own_rank == rank && own_scaled == scaled) {  // the same score in any arithmetic
+    if (own_rank == rank && own_scaled == scaled) {  // scores are equal in any arithmetic
       id = std::min(id, other);
       return;
     }

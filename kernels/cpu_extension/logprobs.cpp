@@ -1,5 +1,5 @@
-// Log probabilities of drawn tokens and of the likeliest ids on the CPU, a row at a time:
-// kernels/sampling/logprobs/reference.py says what they are. A row's bits depend on the row alone.
+// Log probabilities of drawn tokens and of the likeliest ids on the CPU, a row at a time; the
+// definition is kernels/sampling/logprobs/reference.py. A row's bits depend on the row alone.
 #include <atomic>
 #include <new>
 
@@ -9,20 +9,21 @@
 namespace tandem {
 namespace {
 
-// As kernels/sampling/logprobs/cpu_extension.py lays it out.
+// This struct mirrors `_Telling` in kernels/sampling/logprobs/cpu_extension.py: Q rows out of R.
 struct Telling {
   int64_t num_rows, vocab_size, row_stride, num_threads;
   int64_t type;            // 0 float32, 1 bfloat16, 2 float16
   int64_t num_top;         // K
   const void* logits;      // [R, row_stride]
-  const int64_t* row;      // [Q], of the logits
-  const int64_t* token;    // [R], drawn
+  const int64_t* row;      // [Q], indices of rows of `logits`
+  const int64_t* token;    // [R], the drawn tokens
   float* chosen;           // [Q], written
   int64_t* top_token;      // [Q, K], written
   float* top;              // [Q, K], written
 };
 
-// The best first, the lower id first on ties; what is -infinity comes last.
+// Puts the `count` best logits first in `best`, in falling order, the lower id first on ties.
+// Logits of -infinity come last, and only if fewer than `count` are finite.
 template <class T>
 void rank_best(const T* logits, int64_t size, int64_t count, std::vector<Logit>* best) {
   collect_best(logits, size, count, best);
@@ -37,6 +38,7 @@ void rank_best(const T* logits, int64_t size, int64_t count, std::vector<Logit>*
   });
 }
 
+// Writes the results of the row at `place` of the Q rows.
 template <class T>
 void tell(const Telling& telling, int64_t place, std::vector<Logit>* scratch) {
   const int64_t row = telling.row[place], size = telling.vocab_size, count = telling.num_top;
@@ -44,7 +46,7 @@ void tell(const Telling& telling, int64_t place, std::vector<Logit>* scratch) {
   int64_t* top_token = telling.top_token + place * count;
   float* top = telling.top + place * count;
   const Best best = best_of(logits, size);
-  if (!std::isfinite(best.logit)) {  // the row has no probabilities
+  if (!std::isfinite(best.logit)) {  // such a row has no probabilities
     const float nan = std::numeric_limits<float>::quiet_NaN();
     telling.chosen[place] = nan;
     std::fill_n(top, count, nan);
@@ -54,7 +56,8 @@ void tell(const Telling& telling, int64_t place, std::vector<Logit>* scratch) {
   const Scale scale{best.logit, 1.0f};
   constexpr float kAll = std::numeric_limits<float>::lowest();
   const double sum = masses(logits, size, scale, kAll, kAll).total;
-  // relative to the best first: what is left is near 0, where float32 is finest
+  // The best is subtracted before the sum's logarithm: the difference is near 0 for ids that
+  // matter, where float32 is most precise.
   const float log_sum = static_cast<float>(std::log(sum));
   const auto of = [&](float logit) { return scale(logit) - log_sum; };
   telling.chosen[place] = of(load_some(logits + telling.token[row], 1)[0]);
@@ -66,7 +69,7 @@ void tell(const Telling& telling, int64_t place, std::vector<Logit>* scratch) {
   }
 }
 
-// False where memory ran out.
+// Writes the results of all rows; returns false if memory ran out.
 template <class T>
 bool tell_all(const Telling& telling) {
   const bool is_large =
@@ -79,7 +82,7 @@ bool tell_all(const Telling& telling) {
     for (int64_t place = 0; place < telling.num_rows; ++place) {
       try {
         tell<T>(telling, place, &scratch);
-      } catch (const std::bad_alloc&) {  // must not leave the region
+      } catch (const std::bad_alloc&) {  // no exception may leave the region
         is_told = false;
       }
     }
@@ -90,10 +93,10 @@ bool tell_all(const Telling& telling) {
 }  // namespace
 }  // namespace tandem
 
-// Of the struct that both sides must agree on.
+// Python compares this size with that of its own struct before the first call.
 TANDEM_EXPORT int64_t tandem_sampling_telling_bytes() { return sizeof(tandem::Telling); }
 
-// False where memory ran out.
+// Computes log probabilities; returns false if memory ran out.
 TANDEM_EXPORT bool tandem_sampling_tell(const tandem::Telling* telling) {
   const auto tell = telling->type == 0   ? tandem::tell_all<float>
                     : telling->type == 1 ? tandem::tell_all<tandem::BFloat16>

@@ -1,8 +1,8 @@
-// Operations that a team of threads does together, each described where it is defined: the files that
-// define them include this, so that compilers compare.
+// Operations that the threads of a team compute together; each is described at its definition. The
+// files that define them include this header, so that the compiler compares the declarations.
 //
-// Each member calls them; they return when its own part is done. If their results are needed next,
-// the caller waits for all members.
+// Every member of the team calls an operation, which returns when that member's part is done. A
+// caller that reads the results waits for all members first.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace tandem {
 
-constexpr int64_t kSerialProducts = 1 << 17;  // fewer do not pay for waking other threads
+constexpr int64_t kSerialProducts = 1 << 17;  // fewer cost less than waking other threads
 
 struct Plan;
 
@@ -19,19 +19,19 @@ struct Heads {
   int64_t num_tokens, num_heads, num_kv_heads, head_dim;
 };
 
-constexpr int64_t kFloat32 = 0, kBFloat16 = 1;  // types of numbers, as Python tells of them
+constexpr int64_t kFloat32 = 0, kBFloat16 = 1;  // types, as Python numbers them
 
 struct Product {
-  int64_t type;  // of `x`, `bias` and `out`, either of these
+  int64_t type;  // kFloat32 or kBFloat16, of `x`, `bias` and `out`
   const void* x;
-  int64_t x_stride;  // in numbers, as `out_stride`
+  int64_t x_stride;  // in elements, like `out_stride`
   const void* packed;
-  bool is_narrow;  // in bfloat16, else in float32
-  const void* bias;  // or null
+  bool is_narrow;  // `packed` is bfloat16, else float32
+  const void* bias;  // null if absent
   void* out;
   int64_t out_stride;
   int64_t num_rows, width, num_columns;
-  bool adds;  // to what `out` holds
+  bool adds;  // the product is added to what `out` holds
 };
 
 template <class T>
@@ -45,7 +45,7 @@ void rope_kv_write(const Member& member, T* qkv, int64_t stride, const float* ro
                    const int64_t* kv_position, T* kv_cache, const T* qk_norm, float eps,
                    const Heads& heads);
 
-// `arranged` is one place for all members, of as many floats as `arranged_floats` says.
+// `arranged` is scratch that all members share, with room for `arranged_floats(product)` floats.
 void multiply(Member& member, const Product& product, float* arranged);
 int64_t arranged_floats(const Product& product);
 

@@ -2,9 +2,10 @@
 //
 // kv_cache [blocks, block_size, 2, K, D], keys before values; query [T, H, D], out [T, H, D].
 // Work is cut into items of one row, some of its queries, one key head and some of its splits;
-// threads take items as they come. The heads that share keys are computed together, so that keys
-// and values are read once. Many lone queries wait for memory: their items have several key heads,
-// which lie side by side, and while one is computed the next is asked for, line after line.
+// threads take items in turn. The heads that share keys are computed together, so that keys and
+// values are read once. A row with a lone query is bound by memory: where there are many such rows,
+// an item has several key heads, which lie side by side in the cache, and while it is computed the
+// keys and values of the next item are prefetched line by line.
 //
 // A split is kSplit positions counted from the sequence's start, and splits are always joined in
 // order: the bits of a query's result depend on its own sequence, position and window alone, not on
@@ -30,11 +31,11 @@ struct Attention {
   T* out;
   float scale;
 
-  // An item's own numbers.
+  // A unit of work: some queries of a row, under some key heads, over some splits.
   struct Item {
     int64_t row, head, num_heads;
     int64_t first, count;  // queries [first, first + count) of the row
-    int64_t split, end;    // splits
+    int64_t split, end;    // splits [split, end) of the row
   };
 
   Item item_at(int64_t index) const {
@@ -55,7 +56,7 @@ struct Attention {
     return {row, head, num_heads, first, count, split, parts > 1 ? split + 1 : last / kSplit + 1};
   }
 
-  // Positions [base + from, base + to) of a row, with the keys that lie there.
+  // Positions [base + from, base + to) of a row; key[j] points at the key of position base + j.
   struct Tile {
     int64_t base;
     int from, to;
@@ -66,8 +67,9 @@ struct Attention {
     return plan.seq_len[row] - plan.query_len[row] + query_at;
   }
 
-  // Where there is an item after this one its keys are asked for meanwhile, if both are of lone
-  // queries; others ask for what they need themselves.
+  // Computes an item. `after` is the item that this thread computes next, or -1: if both have lone
+  // queries, the keys and values of `after` are prefetched meanwhile. Items of other rows prefetch
+  // their own next tile.
   void run(int64_t index, int64_t after, const Scratch& scratch) const {
     const Item item = item_at(index);
     const T* keys[kSplit];
@@ -83,7 +85,7 @@ struct Attention {
     }
   }
 
-  // Join the parts of a lone query's head.
+  // Joins the parts of a lone query under one key head, in the order of splits, and writes `out`.
   void finish(int64_t row, int64_t head) const {
     const int64_t first = plan.first_part[row];
     const Sums total = partial(first, head);
@@ -118,14 +120,15 @@ struct Attention {
     int64_t from, to;
   };
 
-  // What an item sees of a split.
+  // Returns the positions of a split that some query of an item sees.
   Positions positions(const Item& item, int64_t split) const {
     const int64_t from = plan.first_key(position(item.row, item.first));
     const int64_t to = position(item.row, item.first + item.count - 1) + 1;
     return {std::max(from, split * kSplit), std::min(to, (split + 1) * kSplit)};
   }
 
-  // All of `next`, a lone query's, spread over the work of `item`, another's.
+  // Returns prefetches of all keys and values of `next`, spread over the work of `item`. Both have
+  // a lone query; `keys` has room for the pointers of a split.
   Ahead<T> ahead_of(const Item& item, const Item& next, const T** keys) const {
     const Positions own = positions(item, item.split), others = positions(next, next.split);
     const int64_t count = own.to - own.from, num_keys = others.to - others.from;
@@ -140,6 +143,7 @@ struct Attention {
     return {from, from + group * plan.width(), from + group * (plan.width() + 1)};
   }
 
+  // Copies the queries of an item to `to` [count * group, width], scaled and in float32.
   void take_queries(const Item& item, float* to) const {
     const int64_t first = plan.first_query[item.row] + item.first;
     for (int64_t at = 0; at < item.count; ++at)
@@ -151,6 +155,7 @@ struct Attention {
       }
   }
 
+  // Writes the results of `count` queries of a row under one key head to `out`.
   void give(int64_t row, int64_t head, int64_t first, int64_t count, const Sums& sums) const {
     int64_t m = 0;
     for (int64_t at = 0; at < count; ++at)
@@ -222,14 +227,14 @@ struct Attention {
     }
   }
 
-  // Keys of a tile, counted from its base.
+  // Keys [from, to) of a tile, counted from its base.
   struct Keys {
     int from, to;
   };
   static int first_vector(const Keys& keys) { return keys.from / kLanes; }
   static int last_vector(const Keys& keys) { return (keys.to + kLanes - 1) / kLanes; }
 
-  // Those that row m of an item sees.
+  // Returns the keys of a tile that row m of an item sees.
   Keys seen(const Item& item, const Tile& tile, int m) const {
     const int64_t at = position(item.row, item.first + m / plan.group());
     return {clamp(plan.first_key(at) - tile.base, tile.from, tile.to),
@@ -240,7 +245,7 @@ struct Attention {
     return value < least ? least : value > most ? most : static_cast<int>(value);
   }
 
-  // Where the keys of positions [from, to) lie.
+  // Fills `key` with pointers to the keys of positions [from, to).
   void find_keys(const Item& item, int64_t from, int64_t to, const T** key) const {
     const int32_t* table = plan.block_table + item.row * plan.table_stride;
     const int64_t position_stride = 2 * plan.num_kv_heads * plan.head_dim;
@@ -254,8 +259,8 @@ struct Attention {
     }
   }
 
-  // The tile at position `base`, cut to positions [from, to), and its keys if it has any. Lanes
-  // without a position repeat a key that has one: their results are never read.
+  // Returns the tile at position `base`, cut to positions [from, to), and finds its keys if it has
+  // any. Lanes without a position repeat the key of another lane: their results are never read.
   Tile find_tile(const Item& item, int64_t base, int64_t from, int64_t to, const T** key) const {
     const Tile tile{base, clamp(from - base, 0, kTile), clamp(to - base, 0, kTile), key};
     if (tile.from >= tile.to) return tile;
@@ -288,8 +293,8 @@ struct Attention {
       float* held = sums.values + m * width;
       const float* kept = scratch.kept + m;
       const float* weights = scratch.scores + m * kTile;
-      // What a query does not see is not multiplied with its zero: it may be NaN. Heads of one
-      // query see the same.
+      // Values that a query does not see are left out instead of multiplied by a weight of 0: they
+      // may be NaN. The heads of one query see the same keys.
       const auto [from, to] = seen(item, tile, m);
       const int count = std::min(kBlock, alike ? rows - m : group - m % group);
       switch (count) {
@@ -299,7 +304,7 @@ struct Attention {
         default: add_values<4>(held, width, kept, weights, value, ahead, from, to, dim);
       }
       m += count;
-      ahead = nullptr;  // asked for once is enough
+      ahead = nullptr;  // the first pass has made all prefetches of this tile
     }
   }
 };
@@ -328,7 +333,8 @@ void attend_as(Member& member, const Plan& plan, const void* query, int64_t toke
 
 }  // namespace
 
-// Call it after a wait and before another: what is taken is counted from there.
+// Attends to the cache with all rows of a plan. Members take items, which the team counts from its
+// last wait: callers wait before this call, and again before the next operation that takes items.
 void attend(Member& member, const Plan& plan, const void* query, int64_t token_stride,
             int64_t head_stride, const void* cache, void* out, float scale) {
   const auto attend_typed = plan.type == 0   ? attend_as<float>
@@ -339,10 +345,10 @@ void attend(Member& member, const Plan& plan, const void* query, int64_t token_s
 
 }  // namespace tandem
 
-// Of the struct that both sides must agree on.
+// Python compares this size with that of its own struct before the first call.
 TANDEM_EXPORT int64_t tandem_attention_plan_bytes() { return sizeof(tandem::Plan); }
 
-// Cut the rows into items and say how much scratch they need.
+// Cuts the rows into items and fills the fields that plan.h marks as written by prepare.
 TANDEM_EXPORT void tandem_attention_prepare(tandem::Plan* plan) {
   plan->least_block = plan->most_block = 0;
   int64_t items = 0, parts = 0, lone_parts = 0;
@@ -373,7 +379,7 @@ TANDEM_EXPORT void tandem_attention_prepare(tandem::Plan* plan) {
   plan->partial_floats = parts * plan->num_kv_heads * plan->partial_stride();
 }
 
-// Strides in elements. Result: out, contiguous.
+// Attends to the cache with queries of the given strides, in elements; `out` is contiguous.
 TANDEM_EXPORT void tandem_attention_attend(const tandem::Plan* plan, const void* query,
                                            int64_t token_stride, int64_t head_stride,
                                            const void* cache, void* out, float scale) {

@@ -1,5 +1,5 @@
-// A tile of a product: sums of a few rows with one panel of a packed weight stay in registers while
-// words of both stream by. linear.cpp says what panels and words are.
+// A tile of a product: the sums of a few rows with one panel of a packed weight stay in registers
+// while words of both are read once. linear.cpp says what panels and words are.
 #pragma once
 
 #include "lines.h"
@@ -7,25 +7,27 @@
 
 namespace tandem {
 
-// A tile's sums, a row of a panel and a number of `x` fill the registers.
+// Most columns (in vectors) and rows of a tile: its sums, one row of a panel and one number of `x`
+// fill the registers.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kVectors = 3, kRows = 9;
 #else
 constexpr int kVectors = 2, kRows = 6;
 #endif
 constexpr int kPanel = kVectors * kLanes;
-constexpr int kPanelBytes = kPanel * 4;  // of one k in float32
+constexpr int kPanelBytes = kPanel * 4;  // bytes of a panel's row, which is one k, in float32
 constexpr int kLinesOfRow = kPanelBytes > kLineBytes ? kPanelBytes / kLineBytes : 1;
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a word's lower half comes first");
-constexpr int kPairLines = (kLinesOfRow + 1) / 2;  // of two narrow k, that one of two tiles asks for
+// Cache lines per two narrow k that the first of several tiles prefetches.
+constexpr int kPairLines = (kLinesOfRow + 1) / 2;
 
-// What a word of a row and a word of the weight are, and how sums take their product.
+// The arithmetic of words that are single numbers in float32.
 struct Numbers {
-  // sums += columns * (*from in all lanes).
+  // Adds to the sums the products of columns and the number at `from`.
   static void add(Floats (&sums)[kVectors], const Floats (&columns)[kVectors], const float* from) {
 #if defined(__AVX512F__)
-    // In one piece: compilers load the numbers of all rows first, and then have too few registers
-    // for the sums.
+    // This is one piece of assembly because compilers load the numbers of all rows first and then
+    // have too few registers for the sums.
     static_assert(kVectors == 3, "as many products as there are below");
     Floats value;
     asm("vbroadcastss %4, %3\n\tvfmadd231ps %5, %3, %0\n\tvfmadd231ps %6, %3, %1\n\t"
@@ -41,7 +43,7 @@ struct Numbers {
 #if defined(__AVX512BF16__)
 constexpr bool kMultipliesPairs = true;
 
-// Both numbers of each word with those of *from.
+// The arithmetic of words that are pairs of bfloat16: both products of a pair are added.
 struct Pairs {
   static void add(Floats (&sums)[kVectors], const Floats (&columns)[kVectors], const float* from) {
     Floats value;
@@ -53,10 +55,10 @@ struct Pairs {
 };
 #else
 constexpr bool kMultipliesPairs = false;
-using Pairs = Numbers;  // not called
+using Pairs = Numbers;  // named where pairs are, never called
 #endif
 
-// A tile's sums, [R, kPanel]. Every loop over them is unrolled, or they would live in memory.
+// Loads a tile's sums [R, kPanel]. Every loop over sums is unrolled to keep them in registers.
 template <int R>
 inline void load_sums(const float* from, Floats (&sums)[R][kVectors]) {
 #pragma GCC unroll 9
@@ -75,16 +77,17 @@ inline void store_sums(float* to, const Floats (&sums)[R][kVectors]) {
   }
 }
 
-// to = from + the products of R rows, which `x` holds as [width, R], with a panel, all [R, kPanel],
-// in words of Kind; meanwhile asks for Lines cache lines per word from `ahead` on, `step` bytes per
-// word: what will be needed next. The processor itself looks ahead to the end of a page at most.
+// Adds the products of R rows, `x` [width, R], with a panel [width, kPanel], in words of Kind, to
+// the sums `from` [R, kPanel] and writes the result to `to`. Meanwhile it prefetches what is needed
+// next: Lines cache lines per word from `ahead` on, which moves by `step` bytes per word. The
+// processor's own prefetching ends with the page.
 template <class Kind, int R, int Lines>
 void add_tile(const float* x, const float* weight, int64_t width, const float* from, float* to,
               const char* ahead, int64_t step) {
   Floats sums[R][kVectors];
   load_sums(from, sums);
   const float* const end = x + width * R;
-  do {  // at least once: what might not run at all would move the sums to memory and back
+  do {  // a loop that might not run at all would move the sums to memory and back
 #pragma GCC unroll 3
     for (int line = 0; line < Lines; ++line) __builtin_prefetch(ahead + line * kLineBytes, 0, 3);
     Floats columns[kVectors];
@@ -109,12 +112,12 @@ AddTile tile_of(int64_t rows) {
   }
 }
 
-// The numbers of two k that words hold.
+// Return the numbers of the earlier and of the later of a word's two k.
 inline Floats earlier(Words words) { return as<Floats>(words << 16); }
 inline Floats later(Words words) { return as<Floats>(words & 0xffff0000u); }
 
-// add_tile with a narrow panel, two k at a time: for both it asks for Lines cache lines, and moves
-// on by `step`. Keeps: leaves the columns widened in `kept`, for other tiles.
+// Does the work of add_tile with a narrow panel, two k at a time: Lines and `step` are per two k.
+// If Keeps is true, it writes the widened panel to `kept` for other tiles.
 template <int R, int Lines, bool Keeps>
 void add_narrow_tile(const float* x, const uint32_t* weight, int64_t width, const float* from,
                      float* to, const char* ahead, int64_t step, float* kept) {

@@ -1,5 +1,5 @@
-// Room for numbers that vectors read and write: it starts with a cache line, so that no vector lies
-// across two of them.
+// Scratch memory for vectors. It starts at the start of a cache line, so that no vector in it lies
+// across two lines.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@ namespace tandem {
 
 class Room {
  public:
-  // Never smaller again: what a vector grows by is set to zero each time.
+  // Returns memory for `floats` numbers, with whatever they held before. It never shrinks, because
+  // std::vector would set the numbers to zero each time that it grows again.
   float* of(int64_t floats) {
     const size_t needed = (floats + kLineFloats - 1) / kLineFloats;
     if (lines_.size() < needed) lines_.resize(needed);

@@ -1,7 +1,7 @@
 // Draws a step's tokens on the CPU: kernels/sampling/reference.py is the definition.
 //
-// What float32 arithmetic could decide either way is not decided here: such rows are told, and are
-// left to the definition's own arithmetic. A row's token depends on the row alone.
+// A row whose token the rounding of float32 could change is not drawn here: its state says so, and
+// the caller leaves it to the definition's own arithmetic. A row's token depends on the row alone.
 #include <new>
 
 #include "export.h"
@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-// As kernels/sampling/cpu_extension.py lays it out.
+// This struct mirrors `_Draws` in kernels/sampling/cpu_extension.py: R rows, B biases, P penalties.
 struct Draws {
   int64_t num_rows, vocab_size, row_stride, num_threads;
   int64_t type;  // 0 float32, 1 bfloat16, 2 float16
@@ -19,13 +19,13 @@ struct Draws {
   const float* temperature;    // [R]
   const int32_t* top_k;        // [R]
   const float* top_p;          // [R]
-  const float* least_scaled;   // [R], what min_p asks of scaled logits; may be null
+  const float* least_scaled;   // [R], lowest scaled logit that min_p keeps; may be null
   const int64_t* seed;         // [R]
   const int64_t* position;     // [R]
   const int64_t* choice;       // [R]
   const int64_t* first_bias;   // [R + 1], each row's first bias; null without any
-  const int64_t* bias_token;   // by row
-  const float* bias_value;
+  const int64_t* bias_token;   // [B], in the order of rows
+  const float* bias_value;     // [B]
   const int64_t* penalty;      // [R], each row's place among P, or -1; null without any
   const float* repetition;     // [P]
   const float* frequency;      // [P]
@@ -35,7 +35,7 @@ struct Draws {
   const int32_t* history;      // [P, history_stride]
   int64_t history_stride;
   int64_t* token;  // [R], written
-  int8_t* state;   // [R], written
+  int8_t* state;   // [R], written, a State each
 
   bool has_edits(int64_t row) const {
     return (first_bias != nullptr && first_bias[row] < first_bias[row + 1]) ||
@@ -43,15 +43,18 @@ struct Draws {
   }
 };
 
+// The outcome of a row: without a finite best it is invalid; kUndecided leaves it to the
+// definition; kNoSuchId means that an edit names an id or a place of a history that does not exist.
 enum State : int8_t { kInvalid = 0, kDrawn = 1, kUndecided = 2, kNoSuchId = 3 };
 
 struct Scratch {
   std::vector<Logit> best;
   std::vector<float> edited;
-  std::vector<int32_t> counts;  // [V] zeros, or empty
+  std::vector<int32_t> counts;  // [V], all 0 between rows, or empty
 };
 
-// As PyTorch computes it: each product is rounded before it is subtracted.
+// Returns a logit after penalties, with the bits of PyTorch, which rounds each product before it is
+// subtracted: `volatile` keeps the compiler from fusing the two.
 float penalised(float logit, int32_t count, const Draws& draws, int64_t place) {
   if (!std::isfinite(logit)) return logit;
   const float repetition = draws.repetition[place];
@@ -63,6 +66,7 @@ float penalised(float logit, int32_t count, const Draws& draws, int64_t place) {
   return std::min(std::max(after, -kMost), kMost);
 }
 
+// Penalises each id of a history once: a count of -1 marks the ids that are done.
 void penalise(const Draws& draws, int64_t place, Scratch* scratch) {
   const int32_t* history = draws.history + place * draws.history_stride;
   const int64_t end = draws.history_len[place];
@@ -78,8 +82,8 @@ void penalise(const Draws& draws, int64_t place, Scratch* scratch) {
   for (int64_t at = 0; at < end; ++at) counts[history[at]] = 0;
 }
 
-// A row's logits after its edits; false where they name an id, or a place of a history, that there is
-// not.
+// Computes a row's logits after its edits in `scratch->edited`. Returns false if an edit names an
+// id or a place of a history that does not exist.
 template <class T>
 bool edit(const Draws& draws, int64_t row, const T* logits, Scratch* scratch) {
   const int64_t size = draws.vocab_size;
@@ -104,7 +108,7 @@ bool edit(const Draws& draws, int64_t row, const T* logits, Scratch* scratch) {
   return true;
 }
 
-// Philox4x32-10 (Salmon et al., SC 2011).
+// Returns a row's noise, with words from Philox4x32-10 (Salmon et al., SC 2011).
 Noise noise_of(uint64_t seed, uint32_t position, uint32_t choice) {
   Noise noise{{position, choice, 0, 0}};
   uint32_t* c = noise.words;
@@ -124,17 +128,18 @@ Noise noise_of(uint64_t seed, uint32_t position, uint32_t choice) {
 
 enum class Place { kInside, kOutside, kUnsure };
 
-// Where an id is that has this much mass above it.
+// Returns whether an id with `masses.above` above it lies in the nucleus that holds `share` of the
+// total, or that the errors of the masses leave it open.
 Place place_in_nucleus(const Masses& masses, const Draws& draws, double share) {
-  constexpr double kError = 5e-6;  // relative; of exponentials, their arguments and their sums
-  const double missed = draws.vocab_size * draws.least_mass;  // at most, of what has no mass
+  constexpr double kError = 5e-6;  // relative, of exponentials, their arguments and sums
+  const double missed = draws.vocab_size * draws.least_mass;  // the definition truncates less
   const double total = masses.total * kError + missed, above = masses.above * kError + missed;
   if (masses.above + above < share * (masses.total - total)) return Place::kInside;
   if (masses.above - above >= share * (masses.total + total)) return Place::kOutside;
   return Place::kUnsure;
 }
 
-// The least logit that min_p and top_k keep.
+// Returns the smallest logit that min_p and top_k keep.
 template <class T>
 float least_kept(const Draws& draws, const T* logits, int64_t row, const Scale& scale,
                  std::vector<Logit>* scratch) {
@@ -145,7 +150,9 @@ float least_kept(const Draws& draws, const T* logits, int64_t row, const Scale& 
   return scale.least([bound](float scaled) { return scaled >= bound && scaled > kNever; });
 }
 
-// The winner among all is that of a nucleus if it is in it; else no id as unlikely is in it either.
+// Draws a row's token. The winner among all kept ids is that of the nucleus if it lies in the
+// nucleus; if not, neither does any id that is as unlikely, and the search goes on among likelier
+// ids.
 template <class T>
 State draw(const Draws& draws, int64_t row, const T* logits, std::vector<Logit>* scratch) {
   const int64_t size = draws.vocab_size;
@@ -197,8 +204,8 @@ void draw_all(const Draws& draws) {
     for (int64_t row = 0; row < draws.num_rows; ++row) {
       try {
         draws.state[row] = draw_row<T>(draws, row, &scratch);
-      } catch (const std::bad_alloc&) {  // must not leave the region
-        draws.state[row] = kUndecided;   // PyTorch finds room, or says that there is none
+      } catch (const std::bad_alloc&) {  // no exception may leave the region
+        draws.state[row] = kUndecided;   // the definition raises if it lacks memory too
       }
     }
   }
@@ -207,10 +214,10 @@ void draw_all(const Draws& draws) {
 }  // namespace
 }  // namespace tandem
 
-// Of the struct that both sides must agree on.
+// Python compares this size with that of its own struct before the first call.
 TANDEM_EXPORT int64_t tandem_sampling_draws_bytes() { return sizeof(tandem::Draws); }
 
-// Returns how many rows are neither drawn nor invalid.
+// Draws all rows. Returns how many are neither drawn nor invalid.
 TANDEM_EXPORT int64_t tandem_sampling_draw(const tandem::Draws* draws) {
   const auto draw = draws->type == 0   ? tandem::draw_all<float>
                     : draws->type == 1 ? tandem::draw_all<tandem::BFloat16>

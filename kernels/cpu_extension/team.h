@@ -1,9 +1,10 @@
-// Threads that go through operations together, and wait for each other between them.
+// Threads that go through operations together and wait for each other between them.
 //
-// OpenMP starts them, once for many operations. Its own threads sleep as soon as they wait, so that
-// they take no core from others while nothing is computed; but waking one takes longer than most
-// waits within a step. Here a thread looks for a while before it sleeps, and for a shorter one after
-// it had to sleep: where cores are shared, the one that it waits for may need this one's.
+// OpenMP starts the threads, once for many operations. Its own waits put threads to sleep at once,
+// so that they take no core from others while nothing is computed; but waking a thread takes longer
+// than most waits within a step. Here a thread polls for a while before it sleeps, and polls less
+// after a wait in which it had to sleep: on shared cores the thread that it waits for may need its
+// core.
 #pragma once
 
 #include <atomic>
@@ -20,11 +21,12 @@
 
 namespace tandem {
 
-// The state that a team shares. Threads that take things do not disturb those that poll the round.
+// The state that a team shares. Each group of counters has a cache line of its own, so that threads
+// that take items do not slow those that poll the round.
 struct Team {
-  alignas(kLineBytes) std::atomic<uint32_t> round{0};  // moves on when all have come
+  alignas(kLineBytes) std::atomic<uint32_t> round{0};  // moves on when all members have come
   alignas(kLineBytes) std::atomic<int64_t> arrived{0}, asleep{0};
-  alignas(kLineBytes) std::atomic<int64_t> taken{0};  // one by one; 0 after each wait
+  alignas(kLineBytes) std::atomic<int64_t> taken{0};  // items taken since the last wait
 };
 
 // One thread of a team.
@@ -34,14 +36,14 @@ class Member {
 
   const int64_t thread, count;
 
-  // This thread's part of `number` things starts here, and ends where the next thread's starts.
+  // Return the first of this thread's part of `number` items and the first after it.
   int64_t first_of(int64_t number) const { return number * thread / count; }
   int64_t last_of(int64_t number) const { return number * (thread + 1) / count; }
 
-  // A thing that no thread has taken since the last wait.
+  // Returns the number of an item that no thread has taken since the last wait, from 0 on.
   int64_t take() { return team_.taken.fetch_add(1, std::memory_order_relaxed); }
 
-  // Returns when all have called it; what they wrote before is seen after it.
+  // Returns when all members have called it; all see what the others wrote before.
   void wait() {
     const uint32_t round = team_.round.load(std::memory_order_relaxed);
     if (team_.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < count) return look(round);
@@ -52,7 +54,7 @@ class Member {
   }
 
  private:
-  static constexpr int kLeastLooks = 16, kMostLooks = 4096;  // 0.2 ms at most
+  static constexpr int kLeastLooks = 16, kMostLooks = 4096;  // the most take 0.2 ms
 
   void look(uint32_t round) {
     for (int look = 0; look < looks_; ++look) {

@@ -1,8 +1,8 @@
 // One tile of attention: up to kTile keys against M queries, in float32.
 //
-// Keys are turned so that lanes are keys, which makes a score a plain chain of multiply-adds over
-// the head: its bits depend on query and key alone, not on others in the tile. Values are read as
-// they lie, lanes along the head, in the order of positions.
+// Keys are transposed so that lanes are keys, which makes a score a plain chain of multiply-adds
+// over the head: its bits depend on query and key alone, not on others in the tile. Values keep
+// their layout, with lanes along the head, and are added in the order of positions.
 #pragma once
 
 #include <limits>
@@ -16,15 +16,15 @@ constexpr int kTile = 64;
 constexpr int kScoreVectors = kLanes == 16 ? 4 : 2;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// Keys and values that will be needed next, asked for line by line between what is done now, in the
-// order in which they lie.
+// Prefetches of keys and values that are needed next, made line by line in the midst of other work,
+// in the order in which the lines lie in memory.
 template <class T>
 class Ahead {
  public:
-  Ahead() = default;  // nothing
+  Ahead() = default;  // prefetches nothing
 
-  // `length` elements from each of `count` keys on, and as many `to_value` elements after them.
-  // Asks for half of them at `num_turns` calls of turns, for the others at `num_sums` of sums.
+  // Prefetches `length` elements from each of `count` keys on, and as many from `to_value` elements
+  // after each: half of the lines over `num_turns` turns(), the others over `num_sums` sums().
   Ahead(const T* const* key, int64_t count, int64_t length, int64_t to_value, int64_t num_turns,
         int64_t num_sums)
       : key_(key), lines_of_run_((length * sizeof(T) + kLineBytes - 1) / kLineBytes),
@@ -54,10 +54,10 @@ class Ahead {
   int64_t lines_of_run_ = 0, runs_left_ = 0, to_value_ = 0, line_ = 0, per_turn_ = 0, per_sum_ = 0;
 };
 
-// Rows of kLanes numbers become columns, `to_stride` apart.
+// Transposes a square of kLanes rows: to[j * kTile + i] = row[i][at + j].
 #if defined(__AVX512F__)
-// Quarters of rows are put where they belong as they are loaded, which any port does; only what is
-// left, squares of four by four numbers, takes shuffles.
+// Loads insert quarters of rows at their places, which any port can do; only the squares of four by
+// four numbers that remain occupy the port of shuffles.
 inline void turn_full(const float* const* row, int at, float* to) {
   for (int part = 0; part < 4; ++part, at += 4) {
     __m512 four[4];
@@ -88,7 +88,7 @@ inline void turn_full(const float* const* row, int at, float* to) {
 }
 #endif
 
-// `count` elements from `at` on of kLanes rows become as many vectors of a packed tile.
+// Transposes elements [at, at + count) of kLanes rows to `count` vectors of a packed tile.
 template <class T>
 inline void turn(const T* const* row, int at, int count, float* to) {
   if constexpr (sizeof(T) == sizeof(float))
@@ -99,7 +99,7 @@ inline void turn(const T* const* row, int at, int count, float* to) {
   for (int i = 0; i < count; ++i) store(to + i * kTile, rows[i]);
 }
 
-// Two numbers share a word: words are turned, half as many, and taken apart after it.
+// Transposes words of two bfloat16, half as many, and splits them afterwards.
 inline void turn(const BFloat16* const* row, int at, int count, float* to) {
   Floats rows[kLanes];
   for (int i = 0; i < kLanes; ++i) rows[i] = load_words(row[i] + at, count);
@@ -110,18 +110,19 @@ inline void turn(const BFloat16* const* row, int at, int count, float* to) {
   }
 }
 
+// Elements of a key that one call of `turn` takes at most.
 template <class T>
 constexpr int kTurned = kLanes;
 template <>
 constexpr int kTurned<BFloat16> = 2 * kLanes;
 
-// Calls of Ahead::turns that `count` keys make.
+// Returns how often `turn_keys` calls Ahead::turns for `count` keys.
 template <class T>
 int64_t num_turns(int64_t count, int64_t head_dim) {
   return (count + kLanes - 1) / kLanes * ((head_dim + kTurned<T> - 1) / kTurned<T>);
 }
 
-// packed[d * kTile + j] = key[j][d] for the lanes of vectors [first, last).
+// Transposes keys: packed[d * kTile + j] = key[j][d] for the lanes of vectors [first, last).
 template <class T>
 void turn_keys(const T* const* key, Ahead<T>& ahead, int first, int last, int head_dim,
                float* packed) {
@@ -151,7 +152,7 @@ inline void score_block(const float* query, int64_t query_stride, int head_dim,
     for (int v = 0; v < V; ++v) store(scores + q * kTile + v * kLanes, sums[q][v]);
 }
 
-// scores[q * kTile + j] for Q queries and the lanes of vectors [first, last).
+// Computes scores[q * kTile + j] for Q queries and the lanes of vectors [first, last).
 template <int Q>
 void score(const float* query, int64_t query_stride, int head_dim, const float* packed, int first,
            int last, float* scores) {
@@ -167,8 +168,8 @@ void score(const float* query, int64_t query_stride, int head_dim, const float* 
                       scores + vector * kLanes);
 }
 
-// Scores of keys [from, to) become weights, those of others 0; the running maximum and sum move on.
-// Returns what sums before this tile are to be multiplied with.
+// Turns the scores of keys [from, to) into weights and all others into 0, and updates a query's
+// running maximum and sum. Returns the factor of the sums before this tile.
 inline float weigh(float* scores, int first, int last, int from, int to, float* most, float* sum) {
   const Ints lane = lane_numbers();
   Floats tile_most = splat(kMinusInfinity);
@@ -181,7 +182,7 @@ inline float weigh(float* scores, int first, int last, int from, int to, float* 
   }
   const float tile = max_of(tile_most);
   const float raised = tile > *most ? tile : *most;
-  // Where every score is minus infinity there is nothing to subtract: all weights are 0.
+  // If every score is minus infinity, 0 is subtracted, because the difference of infinities is NaN.
   const float subtracted = raised == kMinusInfinity ? 0.0f : raised;
   Floats weights = {};
   for (int vector = first; vector < last; ++vector) {
@@ -215,8 +216,8 @@ inline void value_block(float* sums, int64_t sums_stride, const float* kept, con
     for (int v = 0; v < V; ++v) store(sums + q * sums_stride + at + v * kLanes, held[q][v]);
 }
 
-// sums[q] = sums[q] * kept[q] + sum over keys [from, to) of weights[q * kTile + j] * value[j];
-// `ahead` may be null.
+// Computes sums[q] = sums[q] * kept[q] + sum over keys [from, to) of weights[q * kTile + j] *
+// value[j] for Q query rows; `ahead` may be null.
 template <int Q, class T, class N>
 void add_values(float* sums, int64_t sums_stride, const float* kept, const float* weights,
                 const T* const* value, Ahead<N>* ahead, int from, int to, int head_dim) {

@@ -1,7 +1,7 @@
 // Vectors of float32 as wide as the machine's, and the three number types that caches are kept in.
 //
-// Written with the compiler's vector extension: the same lines become AVX-512, AVX2, SSE or NEON.
-// Every load widens to float32, every store rounds to nearest even.
+// The compiler's vector extension makes AVX-512, AVX2, SSE or NEON of the same lines. Every load
+// widens to float32, and every store rounds to nearest even.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +16,7 @@
 
 namespace tandem {
 
+// TANDEM_LOW and TANDEM_HIGH interleave the lower and the upper halves of two vectors.
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
 #define TANDEM_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
@@ -48,11 +49,11 @@ struct Float16 {
   uint16_t bits;
 };
 
-inline Floats splat(float value) { return value - Floats{}; }  // keeps the sign of zero
+inline Floats splat(float value) { return value - Floats{}; }  // a sum would lose the sign of -0
 
-// a * b + sum, rounded once where the processor can. A compiler that is left to choose may fuse
-// either product of x * y + z * w, or one that it finds in the loop before, here so and there so:
-// results that must have the same bits wherever they are computed say which one it is.
+// Returns a * b + sum, rounded once if the processor has fused multiply-adds. A compiler that is
+// left to choose may fuse either product of x * y + z * w, and choose differently from place to
+// place, so sums that must have the same bits wherever they are computed name the product here.
 inline Floats fused(Floats a, Floats b, Floats sum) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
@@ -109,7 +110,7 @@ inline Floats load(const Float16* from) {
 #endif
 }
 
-// The first `count` elements, zeros after them; reads nothing past them.
+// Returns the first `count` elements with zeros after them; reads nothing past them.
 template <class T>
 inline Floats load_some(const T* from, int count) {
   if (count >= kLanes) return load(from);
@@ -118,7 +119,7 @@ inline Floats load_some(const T* from, int count) {
   return load(some);
 }
 
-// As many words of two numbers, up to 2 * kLanes numbers, zeros after them.
+// Returns the first `count` numbers, at most 2 * kLanes, as words of two with zeros after them.
 inline Floats load_words(const BFloat16* from, int count) {
   if (count >= 2 * kLanes) return load_bits<Floats>(from);
   BFloat16 some[2 * kLanes] = {};
@@ -144,7 +145,7 @@ inline void round_to(float value, Float16* to) {
   uint32_t half;
   if (magnitude > 0x7f800000u) {
     half = 0x7e00u;
-  } else if (magnitude >= 0x477ff000u) {  // rounds past 65504
+  } else if (magnitude >= 0x477ff000u) {  // past 65504, the largest: infinity
     half = 0x7c00u;
   } else if (magnitude < 0x38800000u) {  // subnormal: adding 0.5 lets the adder round at 2 ** -24
     half = as<uint32_t>(as<float>(magnitude) + 0.5f) - 0x3f000000u;
@@ -154,12 +155,12 @@ inline void round_to(float value, Float16* to) {
   to->bits = static_cast<uint16_t>(half | sign);
 }
 
-// How many lanes of a row there are from `at` on, at most a vector.
+// Returns how many elements of a row a vector from `at` on has.
 inline int left(int64_t width, int64_t at) {
   return static_cast<int>(std::min<int64_t>(kLanes, width - at));
 }
 
-// A vector of what round_to makes of each lane.
+// Stores each lane with the bits that `round_to` gives it.
 inline void store(BFloat16* to, Floats values) {
   const Words bits = as<Words>(values);
   const Words rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -168,7 +169,7 @@ inline void store(BFloat16* to, Floats values) {
   std::memcpy(to, &halves, sizeof halves);
 }
 
-// The first `count` lanes; writes nothing past them.
+// Stores the first `count` lanes; writes nothing past them.
 template <class T>
 inline void store_some(T* to, Floats values, int count) {
   for (int lane = 0; lane < count; ++lane) round_to(values[lane], to + lane);
@@ -189,7 +190,7 @@ inline void store_some(BFloat16* to, Floats values, int count) {
   std::memcpy(to, held, count * sizeof(BFloat16));
 }
 
-// e ** x for x <= 0, 0 below -87; NaN stays NaN. Relative error under 2e-7.
+// Returns e ** x for x <= 0 with a relative error under 2e-7: 0 below -87, NaN for NaN.
 //
 // The method is Cody and Waite's: n = round(x / ln 2), a polynomial on the rest, then 2 ** n.
 inline Floats exp_of(Floats x) {
@@ -204,7 +205,7 @@ inline Floats exp_of(Floats x) {
   p = p * r + splat(1.6666665459e-1f);
   p = p * r + splat(5.0000001201e-1f);
   p = (p * r) * r + r + splat(1.0f);
-  // The low bits of `shifted` are n in two's complement; the rest falls off the end.
+  // The low bits of `shifted` are n in two's complement; the shift drops the other bits.
   const Floats scale = as<Floats>((as<Words>(shifted) << 23) + 0x3f800000u);
   return x < splat(-87.0f) ? splat(0.0f) : p * scale;
 }
@@ -215,7 +216,7 @@ inline Ints lane_numbers() {
   return lanes;
 }
 
-// Each lane gets the one of that number.
+// Returns values[lanes[i]] in each lane i.
 inline Floats picked(Floats values, Ints lanes) {
 #if defined(__clang__)
   Floats found;
@@ -226,17 +227,18 @@ inline Floats picked(Floats values, Ints lanes) {
 #endif
 }
 
-// Each lane gets the one `by` lanes on, round the end; `by` is a power of two.
+// Returns values[(i + by) % kLanes] in each lane i.
 inline Floats rotated(Floats values, int by) {
   return picked(values, (lane_numbers() + by) & (kLanes - 1));
 }
 
+// Returns the sum of all lanes, in an order that kLanes alone fixes.
 inline float sum_of(Floats values) {
   for (int by = kLanes / 2; by > 0; by /= 2) values += rotated(values, by);
   return values[0];
 }
 
-// Of NaN and a number, either.
+// Returns the largest lane. If a lane is NaN, the result is NaN or any lane.
 inline float max_of(Floats values) {
   for (int by = kLanes / 2; by > 0; by /= 2) {
     const Floats others = rotated(values, by);
@@ -245,7 +247,8 @@ inline float max_of(Floats values) {
   return values[0];
 }
 
-// Rows become columns: log2(kLanes) times, each row is interleaved with the one half way on.
+// Transposes kLanes rows in place: in each of log2(kLanes) steps row i is interleaved with row
+// i + kLanes / 2.
 inline void transpose(Floats (&rows)[kLanes]) {
   for (int step = 1; step < kLanes; step *= 2) {
     Floats mixed[kLanes];
