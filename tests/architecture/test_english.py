@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture.source_comments import Comment, cpp_comments, shell_comments
 from tests.architecture.test_sizes import ROOT, python_files, tracked
 
 RIDDLE = re.compile(
@@ -21,6 +22,14 @@ RIDDLE = re.compile(
 
 PERSON = re.compile(r"\b(whoever|whom|nobody|somebody|everybody|anybody)\b", re.IGNORECASE)
 """Requests, rows, slots and processes are none."""
+
+FRAGMENT = re.compile(
+    r"(Of|As|By|Within|Those|That|Which|Where|Never|Written|Built|Made|Kept|Taken|Given)\b(?![^.]*,\s)"
+)
+"""Openings of a comment that has no subject; those with a comma may be followed by one."""
+
+WHO = re.compile(r"\bwho\b", re.IGNORECASE)
+"""In C++ and in scripts there are threads, items and tests only."""
 
 HOUSE_WORDS = {
     r"giving way": "priority preemption",
@@ -48,16 +57,49 @@ def comments(path: Path) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
+def cpp_files() -> list[Path]:
+    return tracked("*.cpp", "*.cc", "*.c", "*.h", "*.hpp", "*.cu", "*.cuh")
+
+
+def scripts() -> list[Path]:
+    """Return shell scripts: they have the suffix, or none and a comment as their first line."""
+    named = [path for path in tracked() if not path.suffix and path.read_bytes()[:1] == b"#"]
+    return [*named, *tracked("*.sh", "*.bash")]
+
+
 @cache
 def all_texts() -> list[tuple[str, str, bool]]:
     """Return `file:line`, text and whether it is a docstring, for all files but this one."""
-    return [
+    of_python = [
         (f"{path.relative_to(ROOT)}:{line}", text, is_docstring)
         for path in python_files()
         if path != Path(__file__)
         for texts, is_docstring in ((docstrings(path), True), (comments(path), False))
         for line, text in texts
     ]
+    return of_python + [(where, comment.text, False) for where, comment in all_source_comments()]
+
+
+@cache
+def all_source_comments() -> list[tuple[str, Comment]]:
+    """Return `file:line` and comment for all C++ sources and shell scripts."""
+    return [
+        (f"{path.relative_to(ROOT)}:{comment.line}", comment)
+        for paths, find in ((cpp_files(), cpp_comments), (scripts(), shell_comments))
+        for path in paths
+        for comment in find(path.read_text())
+    ]
+
+
+def fault(comment: Comment) -> str | None:
+    """Return what keeps a comment of C++ or of a script from being a sentence, or None."""
+    if WHO.search(comment.text) or PERSON.search(comment.text):
+        return "speaks of a person"
+    if not comment.is_alone:  # a phrase: a unit, a shape or a reason for its line
+        return None
+    if FRAGMENT.match(comment.text) or RIDDLE.match(comment.text):
+        return "opens without a subject"
+    return None if comment.text.endswith((".", ":")) else "has no end"
 
 
 def offences(pattern: re.Pattern[str], *, at_start: bool = False) -> list[str]:
@@ -99,3 +141,53 @@ class TestEnglish:
         No docstring or comment has a word of our own for what has a standard name.
         """
         assert [] == offences(re.compile(word, re.IGNORECASE))
+
+
+class TestSources:
+    def test_comment_of_cpp_or_a_script_is_a_sentence(self):
+        """
+        A comment above a line of C++ or of a script opens with its subject or verb and has an end.
+        """
+        assert [] == [
+            f"{where}: {found}: {comment.text.splitlines()[0]}"
+            for where, comment in all_source_comments()
+            if (found := fault(comment)) is not None
+        ]
+
+    def test_comments_of_all_kinds_of_sources_are_read(self):
+        """
+        C++ sources, headers and scripts are found, those without a suffix too.
+        """
+        files = {where.partition(":")[0] for where, _ in all_source_comments()}
+        assert {
+            "kernels/cpu_extension/linear.cpp",
+            "kernels/cpu_extension/tile.h",
+            "deploy/local/setup",
+            ".ci/run",
+        } <= files
+
+    @pytest.mark.parametrize(
+        ("comment", "expected"),
+        [
+            ("Of the struct that both sides must agree on.", "opens without a subject"),
+            ("As the type holds it.", "opens without a subject"),
+            ("Those that row m of an item sees.", "opens without a subject"),
+            ("What the environment keeps.", "opens without a subject"),
+            ("Returns the sum of all lanes", "has no end"),
+            ("The next one takes over from who is not done.", "speaks of a person"),
+            ("The lock is free when nobody waits.", "speaks of a person"),
+            ("Within a step, a thread polls for a while.", None),
+            ("Returns the sum of all lanes.", None),
+        ],
+    )
+    @pytest.mark.parametrize(("find", "mark"), [(cpp_comments, "//"), (shell_comments, "#")])
+    def test_planted_fault_is_seen(self, find, mark: str, comment: str, expected: str | None):
+        """
+        A fragment, a riddle, a missing end or a person in a comment of two lines is named.
+        """
+        first, _, rest = comment.partition(" ")
+        source = f'text="{mark} Of no comment."\n\n  {mark} {first}\n  {mark} {rest}\ncode {mark} of it\n'
+        planted, phrase = find(source)
+        assert (3, f"{first}\n{rest}", True) == (planted.line, planted.text, planted.is_alone)
+        assert expected == fault(planted)
+        assert ("of it", None) == (phrase.text, fault(phrase))
