@@ -104,11 +104,11 @@ def _gather_rows_kernel(
     LINES: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    # row[r] = columns of slot[r]; slot < 0 is padding      one program per row; grid (R,)
-    # types as in SlotColumns and DecodeRowColumns; tables [S, BLOCKS] and [R, BLOCKS], copied up to
-    # the row's position; history [S, HISTORY]; offsets int64 (S * HISTORY can pass 2**31)
-    # line: no other program reads it in this launch, so program 0 may change it
-    # oracle reference.gather_rows
+    """
+    Set row r to the columns of slot[r], masked where negative. Oracle: `reference.gather_rows`.
+    Grid (R,). Types: SlotColumns, DecodeRowColumns; tables are copied up to the row's position.
+    Program 0 alone reads and changes line. Offsets int64: S * HISTORY can pass 2**31.
+    """
     row = tl.program_id(0).to(tl.int64)
     here = tl.load(slot + row).to(tl.int64)
     real = here >= 0
@@ -151,12 +151,15 @@ def _advance_rows_kernel(
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    # token goes to history[slot, position + 1] and to ring[line], -1 there where padding or not
-    # valid; slot_position[slot] becomes position + 1      grid (cdiv(num_rows, TILE),)
-    # slot [R] int32, negative pads     position, token [R] int64     valid [R] bool
-    # slot_position [S] int32           history [S, HISTORY] int32    ring [LINES, WIDTH] int32
-    # offsets int64; no two real rows have one slot
-    # oracle reference.advance_rows
+    """
+    Write token to history[slot, position + 1] and to ring[line], there -1 if padding or not valid,
+    and position + 1 to slot_position[slot].
+
+    Grid (cdiv(num_rows, TILE),). slot [R] int32, negative for padding; position, token [R] int64;
+    valid [R] bool; slot_position [S], history [S, HISTORY], ring [LINES, WIDTH] int32. Rows >=
+    num_rows are masked; no two other rows have one slot. Offsets int64.
+    Oracle: `reference.advance_rows`.
+    """
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = row < num_rows
     here = tl.load(slot + row, mask=inside, other=-1).to(tl.int64)

@@ -117,8 +117,9 @@ def linear_kernel(
     another. x [num_rows, WIDTH], weight [COLUMNS, WIDTH] and out [num_rows, COLUMNS] contiguous.
     DIRECT writes all of out, plus bias [COLUMNS] if BIASED and what it held if ADDS; otherwise
     chunks write all of partial, fp32 [NUM_CHUNKS, num_rows, COLUMNS]. Rows and columns past the
-    last compute the last one again and are not stored. Offsets int64; fp32 sums, rounded once.
-    Definition: reference.linear.
+    last compute the last one again, and their stores are masked. Offsets int64; fp32 sums, rounded
+    once.
+    Oracle: `reference.linear`.
     """
     row_tiles = tl.cdiv(num_rows, ROW_TILE)
     row = tl.program_id(0) % row_tiles * ROW_TILE + tl.arange(0, ROW_TILE)
@@ -154,7 +155,10 @@ def merge_kernel(
     """
     Add the chunks of linear_kernel, in the order and by the arithmetic of DIRECT.
 
-    Grid (num_rows, column tiles); shapes as in linear_kernel.
+    Grid (num_rows, cdiv(COLUMNS, COLUMN_TILE)). partial fp32 [NUM_CHUNKS, num_rows, COLUMNS],
+    contiguous; bias [COLUMNS], read if BIASED; out [num_rows, COLUMNS], all written, after what it
+    held is added if ADDS. Columns >= COLUMNS are masked. Offsets int64; fp32 sums, rounded once.
+    Oracle: `reference.linear`.
     """
     column = tl.program_id(1) * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
     held = column < COLUMNS
@@ -175,7 +179,7 @@ def _chunk_sum(
     DEPTH: tl.constexpr,
     CHUNK_TILES: tl.constexpr,
 ) -> tl.tensor:
-    # One chunk's sum, fp32 [rows, columns], of the rows that the pointers [rows], [columns] name.
+    """Return one chunk's sum, fp32 [rows, columns], of the rows at pointers [rows], [columns]."""
     lane = tl.arange(0, DEPTH)
     total = tl.zeros([x_row.shape[0], weight_row.shape[0]], tl.float32)
     first = chunk * CHUNK_TILES
@@ -199,6 +203,7 @@ def _finish(
     BIASED: tl.constexpr,
     ADDS: tl.constexpr,
 ) -> None:
+    """Write fp32 sums where `held`, after bias and addition, rounded once to the type of out."""
     if BIASED:
         total += tl.load(bias + column, mask=column < COLUMNS, other=0.0).to(tl.float32)
     if ADDS:

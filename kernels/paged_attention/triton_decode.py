@@ -79,11 +79,11 @@ def decode_kernel(
     DIRECT: tl.constexpr,
 ) -> None:
     """
-    Attend to the chunks of one row, key head and split; oracle `reference.ReferencePlan.attend`.
+    Attend to the chunks of one row, key head and split. Oracle: `reference.ReferencePlan.attend`.
 
-    Grid (KV_HEADS * cdiv(GROUP, HEADS), splits, rows). query [B, H, D]; kv_cache [blocks, BLOCK,
-    2, KV_HEADS, D]; seq_len 0 is padding. DIRECT writes all of out [B, H, D]; otherwise chunks
-    write their entries of DecodeScratch. Offsets are int64: the cache can pass 2**31 elements.
+    Grid (KV_HEADS * cdiv(GROUP, HEADS), splits, B). query [B, H, D]; kv_cache [blocks, BLOCK, 2,
+    KV_HEADS, D]; seq_len 0 pads. DIRECT writes all of out [B, H, D], else chunks write to their
+    DecodeScratch. Heads >= GROUP, columns >= D and unseen keys are masked. Offsets int64.
     """
     kv_head = tl.program_id(0) // tl.cdiv(GROUP, HEADS)
     in_group = tl.program_id(0) % tl.cdiv(GROUP, HEADS) * HEADS + tl.arange(0, HEADS)
@@ -133,9 +133,11 @@ def merge_kernel(
     """
     Merge the chunks of one row and query head, in the order and by the arithmetic of DIRECT.
 
-    Grid (H, rows). Every element of out [B, H, D] is written, zeros where seq_len is 0.
+    Grid (H, B). partial and weight fp32 as in DecodeScratch; seq_len [B] int32. Every element of
+    out [B, H, D] is written, zeros where seq_len is 0. Chunks that the row lacks and columns >= D
+    are masked. Offsets int64; fp32 sums, rounded once.
+    Oracle: `reference.ReferencePlan.attend`.
     """
-    # oracle reference.ReferencePlan.attend
     row = tl.program_id(1).to(tl.int64)
     entry = row * tl.num_programs(0) + tl.program_id(0) + tl.arange(0, 1)
     dim = tl.arange(0, PADDED_D)

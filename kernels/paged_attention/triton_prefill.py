@@ -101,14 +101,14 @@ def prefill_kernel(
     TILE_FIELDS: tl.constexpr,
 ) -> None:
     """
-    Attend for one tile under one key head; grid (N * KV_HEADS,).
+    Attend for one tile under one key head.
 
-    Row m of a tile is its query m // GROUP under head m % GROUP of the group; queries past the
-    tile's are masked. Shapes as in prefill_attention, D <= HEAD_DIM_PADDED; WINDOW 0 is none,
-    qk_scale holds log2(e). Offsets int64; products in the tensors' type with fp32 sums, softmax in
-    fp32 base 2.
+    Grid (N * KV_HEADS,). Row m of a tile is its query m // GROUP under head m % GROUP of the group;
+    queries past the tile's are masked. Shapes as in prefill_attention, D <= HEAD_DIM_PADDED; WINDOW
+    0 is none, qk_scale holds log2(e). Offsets int64; products in the tensors' type with fp32 sums,
+    softmax in fp32 base 2.
+    Oracle: `reference.ReferencePlan.attend`.
     """
-    # oracle reference.ReferencePlan.attend
     tile = tiles + tl.program_id(0) // KV_HEADS * TILE_FIELDS
     kv_head = tl.program_id(0) % KV_HEADS
     num_queries = tl.load(tile + 3)
@@ -148,12 +148,14 @@ def _attend(
     WINDOW: tl.constexpr,
     KEYS: tl.constexpr,
 ) -> tl.tensor:
-    # Outputs of rows own [ROWS, D] at positions query_at [ROWS], fp32 [ROWS, D].
-    # keys                   seen by
-    # [begin, whole)         some, for the window; empty without one
-    # [whole, diagonal)      every query, so nothing is masked
-    # [diagonal, num_keys)   some, for causality
-    # each bound but the last a multiple of KEYS
+    """
+    Return the outputs of rows own [ROWS, D] at positions query_at [ROWS], fp32 [ROWS, D].
+
+    Keys are taken in three ranges; each bound but the last is a multiple of KEYS:
+    [begin, whole)         some queries see them, for the window; empty without one
+    [whole, diagonal)      every query sees them, so nothing is masked
+    [diagonal, num_keys)   some queries see them, for causality
+    """
     num_keys = tl.maximum(position + num_queries, 0)
     oldest = num_keys * 0
     begin = num_keys * 0
@@ -203,8 +205,12 @@ def _attend_keys(
     KEYS: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tl.tuple:
-    # Online softmax over the keys [begin, end). MASKED: some of them are hidden from some queries,
-    # or lie outside [oldest, num_keys), where the cache may hold NaN: those are never read.
+    """
+    Add the keys [begin, end) to the online softmax `state`.
+
+    MASKED: some of them are hidden from some queries, or lie outside [oldest, num_keys), where the
+    cache may hold NaN; the latter are never read.
+    """
     weighted, total, highest = state
     dim = tl.arange(0, own.shape[1])
     for start in range(begin, end, KEYS):
@@ -242,7 +248,7 @@ def _places(
     KEYS: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tl.tensor:
-    # Cache positions of the keys from `start` on, int64 [KEYS]; dummy block 0 if not held.
+    """Return the cache positions of keys from `start` on, int64 [KEYS]; in block 0 if not held."""
     lane = tl.arange(0, KEYS)
     if BLOCK_SIZE % KEYS == 0:  # one block holds them all
         block = tl.load(table + start // BLOCK_SIZE).to(tl.int64)

@@ -23,9 +23,13 @@ def patch_rows(words: Tensor, patch: Tensor) -> None:
 def _patch_rows_kernel(
     words: tl.tensor, patch: tl.tensor, num_words: tl.int32, TILE: tl.constexpr
 ) -> None:
-    # words[patch[0, n]] = patch[1, n] where patch[0, n] >= 0     grid (cdiv(num_words, TILE),)
-    # words [W] int32, W < 2**31     patch [2, num_words] int32, places below W: the host checks
-    # oracle reference.patch_rows
+    """
+    Set words[patch[0, n]] = patch[1, n] where patch[0, n] >= 0.
+
+    Grid (cdiv(num_words, TILE),). words [W] int32, W < 2**31; patch [2, num_words] int32, its
+    places below W, which the host checks; elements >= num_words are masked. Offsets int64.
+    Oracle: `reference.patch_rows`.
+    """
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = at < num_words
     place = tl.load(patch + at, mask=inside, other=-1)

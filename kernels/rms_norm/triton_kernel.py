@@ -99,12 +99,16 @@ def _rms_norm_kernel(
     TILE: tl.constexpr,
     ADDS: tl.constexpr,
 ) -> None:
-    # s = x[t], or residual[t] = x[t] + residual[t] if ADDS     one program per row; grid (T,)
-    # out[t] is s times weight over the root of the mean of s ** 2, eps added inside
-    # x, residual [T, WIDTH], weight [WIDTH] fp32|bf16|fp16, column stride 1
-    # out [T, WIDTH], all written; TILE a power of two, WIDTH <= TILE, columns >= WIDTH masked
-    # offsets int64; fp32 inside, rounded after the sum, after the scaling and after the weight
-    # oracle reference.rms_norm, reference.add_rms_norm
+    """
+    Compute out[t] = s / sqrt(mean(s ** 2) + eps) * weight for s = x[t]; if ADDS, for
+    s = residual[t] = x[t] + residual[t].
+
+    Grid (T,), one program per row. x, residual [T, WIDTH] and weight [WIDTH] fp32|bf16|fp16, column
+    stride 1; out [T, WIDTH], all written. TILE is a power of two; WIDTH <= TILE, and columns >=
+    WIDTH are masked. Offsets int64; fp32 inside, rounded after the sum, after the scaling and after
+    the weight.
+    Oracle: `reference.rms_norm`, `reference.add_rms_norm`.
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, TILE)
     inside = column < WIDTH

@@ -85,14 +85,17 @@ def _rope_kv_write_kernel(
     HEAD_TILE: tl.constexpr,
     NORMS: tl.constexpr,
 ) -> None:
-    # query[t, h] = turn(norm(qkv[t, h])), cache[kv_position[t]] = turned keys, values as they are
-    # HEAD_TILE heads of one token per program; grid (T, cdiv(HEADS + 2 * KV_HEADS, HEAD_TILE))
-    # qkv [T, (HEADS + 2 * KV_HEADS) * DIM] fp32|bf16|fp16, column stride 1, queries, keys, values
-    # rotation [T, DIM / 2, 2] fp32     kv_position [T] int64, < 0: the token's KV is not stored
-    # qk_norm [HEADS + KV_HEADS, DIM], read if NORMS     query [T, HEADS, DIM], all written
-    # kv_cache [positions, 2, KV_HEADS, DIM]; DIM even, columns >= DIM masked
-    # offsets int64; fp32 inside, rounded after the norm, after its weight and after the turn
-    # oracle reference.rope_kv_write
+    """
+    Write the rotated queries to query, the rotated keys and the values to kv_cache[kv_position[t]].
+
+    Grid (T, cdiv(HEADS + 2 * KV_HEADS, HEAD_TILE)), HEAD_TILE heads of one token per program. qkv
+    [T, (HEADS + 2 * KV_HEADS) * DIM] fp32|bf16|fp16, column stride 1: queries, keys, values;
+    rotation [T, DIM / 2, 2] fp32; kv_position [T] int64, negative if the token is not stored;
+    qk_norm [HEADS + KV_HEADS, DIM], read if NORMS; query [T, HEADS, DIM], all written; kv_cache
+    [positions, 2, KV_HEADS, DIM]. DIM is even; columns >= DIM are masked. Offsets int64; fp32
+    inside, rounded after the norm, after its weight and after the rotation.
+    Oracle: `reference.rope_kv_write`.
+    """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)[:, None]
     column = tl.arange(0, DIM_TILE)

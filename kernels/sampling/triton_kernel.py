@@ -93,10 +93,14 @@ def _best_kernel(
     TILE: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
 ) -> None:
-    # value[r, s], ids[r, s] = largest logit of split s of row r and its lowest id; +inf for a split
-    # with NaN      grid (R, NUM_SPLITS)
-    # logits [R, VOCAB] fp32|bf16|fp16, column stride 1      value fp32, ids int32 [R, NUM_SPLITS]
-    # offsets int64 (R * VOCAB can pass 2**31)
+    """
+    Write the largest logit of each split of a row and its lowest id; +inf for a split with NaN.
+
+    Grid (R, NUM_SPLITS). logits [R, VOCAB] fp32|bf16|fp16, column stride 1; value fp32 and ids
+    int32 [R, NUM_SPLITS], all written; ids >= VOCAB are masked. Offsets int64 (R * VOCAB can pass
+    2**31).
+    Oracle: `reference.sample` of greedy rows, together with `_greedy_kernel`.
+    """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     best = tl.full((TILE,), float("-inf"), tl.float32)
     best_id = tl.full((TILE,), 0, tl.int32) + _NO_ID
@@ -143,7 +147,15 @@ def _greedy_kernel(
     NUM_SPLITS: tl.constexpr,
     SPLITS_2: tl.constexpr,
 ) -> None:
-    # one program per row: its largest logit, whether it is finite, and its token without noise
+    """
+    Merge a row's splits: best[r] is its largest logit, valid[r] whether that is finite, token[r]
+    its lowest id, 0 if not valid.
+
+    Grid (R,). value fp32, ids int32 [R, NUM_SPLITS] as from `_best_kernel`; best fp32, valid bool,
+    token int64 [R], all written. SPLITS_2 is a power of two; splits >= NUM_SPLITS are masked.
+    Offsets int64.
+    Oracle: `reference.sample` of greedy rows.
+    """
     row = tl.program_id(0).to(tl.int64)
     top, winner = _row_winner(value, ids, row, NUM_SPLITS, SPLITS_2)
     finite = (top > float("-inf")) & (top < float("inf"))
@@ -170,10 +182,15 @@ def _draw_kernel(
     TILE: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
 ) -> None:
-    # value[r, s], ids[r, s] = largest of scaled logit + noise over the kept ids of split s and its
-    # lowest id; left alone where row r is greedy or not valid      grid (R, NUM_SPLITS)
-    # tiles without an id that could win get no noise: it is most of the work
-    # oracle reference.sample
+    """
+    Write the largest sum of scaled logit and noise among the kept ids of each split, and its lowest
+    id; those of rows that are greedy or not valid are left alone.
+
+    Grid (R, NUM_SPLITS). Shapes as in `_best_kernel`; row columns [R] as in SamplingColumns; best,
+    lowest fp32 [R]. Ids >= VOCAB or below lowest are masked; a tile without an id that could win
+    gets no noise, which is most of the work. Offsets int64; scores fp32.
+    Oracle: `reference.sample`, together with `_choose_kernel`.
+    """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     peak, heat = tl.load(best + row), tl.load(temperature + row)
     noisy = (heat > 0) & (tl.load(top_k + row) != 1)
@@ -210,7 +227,14 @@ def _choose_kernel(
     NUM_SPLITS: tl.constexpr,
     SPLITS_2: tl.constexpr,
 ) -> None:
-    # token[r] of the rows that `_draw_kernel` drew      grid (R,)
+    """
+    Merge the splits of rows that `_draw_kernel` drew: token[r] is the lowest id with the best
+    score. Tokens of rows that are greedy or not valid are left alone.
+
+    Grid (R,). temperature fp32, top_k int32, best fp32, token int64 [R]; value fp32, ids int32
+    [R, NUM_SPLITS] as from `_draw_kernel`. Splits >= NUM_SPLITS are masked. Offsets int64.
+    Oracle: `reference.sample`.
+    """
     row = tl.program_id(0).to(tl.int64)
     peak = tl.load(best + row)
     noisy = (tl.load(temperature + row) > 0) & (tl.load(top_k + row) != 1)

@@ -87,6 +87,7 @@ def raise_thresholds(
 
 @triton.jit
 def _key_of(scaled: tl.tensor, lowest: tl.tensor, inside: tl.tensor) -> tl.tensor:
+    """Return the keys of scaled logits, `_BEYOND` for ids that are outside or not kept."""
     kept = inside & (scaled >= lowest) & (scaled > float("-inf"))
     return tl.where(kept, tl.abs(scaled).to(tl.int32, bitcast=True), _BEYOND)
 
@@ -110,6 +111,7 @@ def _keys_from(
 
 @triton.jit
 def _scaled_of(key: tl.tensor) -> tl.tensor:
+    """Return the scaled logit, at most 0, that has a key."""
     return -(key.to(tl.float32, bitcast=True))
 
 
@@ -130,6 +132,7 @@ def _is_wanted(
     VOCAB: tl.constexpr,
     BY_MASS: tl.constexpr,
 ) -> tl.tensor:
+    """Return whether a row is drawn with noise and has the cut: top_p if BY_MASS, else top_k."""
     noisy = (temperature > 0) & (top_k != 1) & (best > float("-inf")) & (best < float("inf"))
     if BY_MASS:
         return noisy & (top_p < 1)
@@ -138,6 +141,7 @@ def _is_wanted(
 
 @triton.jit
 def _coarse_edges(WAYS: tl.constexpr) -> tl.tensor:
+    """Return the fixed keys, int32 [WAYS], ascending."""
     return (_FIRST_COARSE + tl.arange(0, WAYS)) << 23
 
 
@@ -209,10 +213,15 @@ def _weigh_kernel(
     SPLIT: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    # weight[r, s, :WAYS] = weight of split s's keys below each coarse edge; weight[r, s, WAYS] = of
-    # all its keys; count[r] = 0      grid (R, NUM_SPLITS); rows that are not wanted are left alone
-    # logits [R, VOCAB] fp32|bf16|fp16, column stride 1      weight int64 [R, NUM_SPLITS, 2 * WAYS]
-    # oracle reference.keep
+    """
+    Weigh the keys of a split: below each coarse edge in weight[r, s, :WAYS], all in
+    weight[r, s, WAYS]; set count[r] to 0. The weights of rows without the cut are left alone.
+
+    Grid (R, NUM_SPLITS). logits [R, VOCAB] fp32|bf16|fp16, column stride 1; row columns, best and
+    lowest [R]; weight int64 [R, NUM_SPLITS, 2 * WAYS]; count int32 [R]. Ids >= VOCAB are masked.
+    Offsets int64; integer sums, the same in any order.
+    Oracle: `reference.keep`, together with `_search_kernel`.
+    """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     k, p, peak = tl.load(top_k + row), tl.load(top_p + row), tl.load(best + row)
     heat, floor = tl.load(temperature + row), tl.load(lowest + row)
@@ -255,8 +264,14 @@ def _collect_kernel(
     SPLIT: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    # keys[r, :count[r]] = keys of row r between the coarse edges that enclose the answer, any order
-    # grid (R, NUM_SPLITS); count is 0 before      keys int32 [R, VOCAB]
+    """
+    Copy a row's keys between the coarse edges that enclose the answer to keys[r, :count[r]], in any
+    order; rows without the cut are left alone.
+
+    Grid (R, NUM_SPLITS). logits and row columns as in `_weigh_kernel`, weight as it leaves it; keys
+    int32 [R, VOCAB], count int32 [R], 0 before. Ids >= VOCAB are masked. Offsets int64.
+    Oracle: `reference.keep`, together with `_search_kernel`.
+    """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     k, p, peak = tl.load(top_k + row), tl.load(top_p + row), tl.load(best + row)
     heat, floor = tl.load(temperature + row), tl.load(lowest + row)
@@ -299,9 +314,15 @@ def _search_kernel(
     FINE: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    # up to TILE keys are kept in registers, more are read again in every round
-    # lowest[r] = scaled logit of the answer, where the weight of all reaches the goal   grid (R,)
-    # keys [R, VOCAB] is overwritten: each round keeps those that are still open, in place
+    """
+    Raise lowest[r] to the scaled logit of the answer; rows without the cut, and those with less
+    weight than the goal, are left alone.
+
+    Grid (R,). weight, keys and count as `_collect_kernel` leaves them; keys [R, VOCAB] is
+    overwritten: each round keeps the open ones, in place, until TILE fit into registers. Places >=
+    count[r] are masked. Offsets int64; integer sums.
+    Oracle: `reference.keep`.
+    """
     row = tl.program_id(0).to(tl.int64)
     k, p = tl.load(top_k + row), tl.load(top_p + row)
     if _is_wanted(tl.load(best + row), tl.load(temperature + row), k, p, VOCAB, BY_MASS):

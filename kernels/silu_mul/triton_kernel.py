@@ -41,10 +41,14 @@ def _silu_mul_kernel(
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    # out[t, n] = silu(gate_up[t, n]) * gate_up[t, WIDTH + n]     grid (T, cdiv(WIDTH, TILE))
-    # gate_up [T, 2 * WIDTH] fp32|bf16|fp16, column stride 1     out [T, WIDTH], all written
-    # offsets int64 (T * ROW_STRIDE can pass 2**31); fp32 inside, rounded once
-    # oracle reference.silu_mul
+    """
+    Compute out[t, n] = silu(gate_up[t, n]) * gate_up[t, WIDTH + n].
+
+    Grid (T, cdiv(WIDTH, TILE)). gate_up [T, 2 * WIDTH] fp32|bf16|fp16, column stride 1; out
+    [T, WIDTH], all written; columns >= WIDTH are masked. Offsets int64 (T * ROW_STRIDE can pass
+    2**31); fp32 inside, rounded once.
+    Oracle: `reference.silu_mul`.
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = column < WIDTH

@@ -79,9 +79,14 @@ def _bias_kernel(
     VOCAB: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    # copy[row[b], token[b]] += value[b]      grid (cdiv(B, TILE),)
-    # copy fp32 [N, VOCAB]; row, token int64, value fp32 [B]
-    # only bans (-infinity) can share an id with another entry: the order of sums does not matter
+    """
+    Add biases: copy[row[b], token[b]] += value[b].
+
+    Grid (cdiv(num_biases, TILE),). copy fp32 [N, VOCAB]; row, token int64, value fp32 [num_biases];
+    entries >= num_biases are masked. Offsets int64. Only bans (-infinity) can share an id with
+    another entry, so the order of atomic additions does not matter.
+    Oracle: `reference.add_biases`.
+    """
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     known = at < num_biases
     place = tl.load(row + at, mask=known, other=0) * VOCAB
@@ -99,9 +104,15 @@ def _count_kernel(
     VOCAB: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    # count[p, i] += times that id i is in row p's output; |= _IN_PROMPT if it is in the prompt
-    # grid (P, cdiv(L, TILE)); history int32 [P, L], ids in [0, VOCAB) up to history_len[p]
-    # count int32 [P, VOCAB], 0 before
+    """
+    Count ids: count[p, i] is the times that id i stands in row p's output, with the bit _IN_PROMPT
+    if it stands in the prompt.
+
+    Grid (P, cdiv(width, TILE)). history int32 [P, width], ids in [0, VOCAB) up to history_len[p];
+    prompt_len, history_len int64 [P]; count int32 [P, VOCAB], 0 before. Places past history_len[p]
+    are masked. Offsets int64; integer sums, the same in any order.
+    Oracle: `sampling.reference.count_tokens`.
+    """
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * TILE + tl.arange(0, TILE)
     known = (at < tl.load(history_len + row)) & (at < width)
@@ -124,9 +135,14 @@ def _penalise_kernel(
     VOCAB: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    # copy[row[p], i] penalised for every id i in prompt or output of p      grid (P, cdiv(V, TILE))
-    # copy fp32 [N, VOCAB]; row int64, penalties fp32 [P]; count as `_count_kernel` leaves it
-    # oracle edits.penalised, to the bit: no fused multiply-add
+    """
+    Penalise copy[row[p], i] in place for every id i in prompt or output of p.
+
+    Grid (P, cdiv(VOCAB, TILE)). copy fp32 [N, VOCAB]; row int64, penalties fp32 [P]; count int32
+    [P, VOCAB] as `_count_kernel` leaves it. Ids >= VOCAB and those not seen are masked. Offsets
+    int64; no fused multiply-add, so that the bits are the oracle's.
+    Oracle: `reference.penalised`.
+    """
     place = tl.program_id(0).to(tl.int64)
     ids = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = ids < VOCAB

@@ -43,8 +43,13 @@ def _part_kernel(
     VOCAB: tl.constexpr,
     SPLIT: tl.constexpr,
 ) -> None:
-    # largest[q, s], total[q, s] = maximum and sum of e to (value - maximum) of split s of row q
-    # grid (Q, cdiv(VOCAB, SPLIT)); values fp32 [Q, VOCAB]
+    """
+    Compute the maximum of each split of a row, and the sum of e ** (value - maximum) over it.
+
+    Grid (Q, cdiv(VOCAB, SPLIT)). values fp32 [Q, VOCAB], contiguous; largest, total fp32 [Q,
+    cdiv(VOCAB, SPLIT)], all written; ids >= VOCAB are masked. Offsets int64; fp32 sums.
+    Oracle: `reference.log_sum_exp`, together with `_merge_kernel`.
+    """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = split * SPLIT + tl.arange(0, SPLIT)
     x = tl.load(values + row * VOCAB + ids, mask=ids < VOCAB, other=float("-inf"))
@@ -62,7 +67,13 @@ def _merge_kernel(
     NUM_SPLITS: tl.constexpr,
     SPLITS_2: tl.constexpr,
 ) -> None:
-    # out[q] = log-sum-exp of row q; -infinity if it has nothing else      grid (Q,)
+    """
+    Merge a row's splits to its log-sum-exp, -infinity if all its values are.
+
+    Grid (Q,). largest, total fp32 [Q, NUM_SPLITS] as from `_part_kernel`; out fp32 [Q], all
+    written. SPLITS_2 is a power of two; splits >= NUM_SPLITS are masked. Offsets int64.
+    Oracle: `reference.log_sum_exp`.
+    """
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS_2)
     known = split < NUM_SPLITS
