@@ -19,6 +19,7 @@ from kernels.decode_rows import (
     triton_kernel,
 )
 from kernels.sampling import SamplingColumns
+from tests.kernels.conftest import poison
 
 LINES = 3
 MAX_LEN = 3000
@@ -26,7 +27,7 @@ MAX_LEN = 3000
 
 @dataclass
 class Scene:
-    """S slots and R rows of some of them, random but for what must hold."""
+    """S slots, random but for what must hold, and R rows of some of them, which hold poison."""
 
     slots: SlotColumns
     rows: DecodeRowColumns
@@ -44,6 +45,9 @@ class Scene:
         def reals(*shape: int) -> Tensor:
             return torch.rand(shape, generator=draw).to(device)
 
+        def unwritten(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.full(shape, poison(dtype), dtype=dtype, device=device)
+
         position = integers(MAX_LEN - 1, num_slots)
         position[0], position[1] = 0, MAX_LEN - 1
         slots = SlotColumns(
@@ -60,23 +64,23 @@ class Scene:
         num_rows = len(slot)
         rows = DecodeRowColumns(
             slot=torch.tensor(slot, dtype=torch.int32, device=device),
-            token_id=integers(9, num_rows),
-            position=integers(9, num_rows, dtype=torch.int64),
-            kv_position=integers(9, num_rows, dtype=torch.int64),
-            seq_len=integers(9, num_rows),
-            block_table=integers(9, num_rows, num_blocks),
+            token_id=unwritten(num_rows),
+            position=unwritten(num_rows, dtype=torch.int64),
+            kv_position=unwritten(num_rows, dtype=torch.int64),
+            seq_len=unwritten(num_rows),
+            block_table=unwritten(num_rows, num_blocks),
             sampling=SamplingColumns(
-                temperature=reals(num_rows),
-                top_k=integers(9, num_rows),
-                top_p=reals(num_rows),
-                seed=integers(9, num_rows, dtype=torch.int64),
-                position=integers(9, num_rows, dtype=torch.int64),
-                choice=integers(9, num_rows, dtype=torch.int64),
-                min_p=reals(num_rows),
+                temperature=unwritten(num_rows, dtype=torch.float32),
+                top_k=unwritten(num_rows),
+                top_p=unwritten(num_rows, dtype=torch.float32),
+                seed=unwritten(num_rows, dtype=torch.int64),
+                position=unwritten(num_rows, dtype=torch.int64),
+                choice=unwritten(num_rows, dtype=torch.int64),
+                min_p=unwritten(num_rows, dtype=torch.float32),
             ),
         )
         ring = TokenRing(
-            tokens=integers(9, LINES, num_rows + 2),
+            tokens=unwritten(LINES, num_rows + 2),
             line=torch.full((1,), LINES - 1, dtype=torch.int32, device=device),
         )
         return cls(slots, rows, ring, block_size)
