@@ -46,7 +46,7 @@ def _forecast(loaded: LoadedSettings) -> int:
     Raises:
         TandemError: The executor could not start; the message says why.
     """
-    from executor_svc.memory.plan import as_json, as_text, forecast  # noqa: PLC0415  # PyTorch
+    from executor_svc.memory.plan import as_json, as_text, forecast  # noqa: PLC0415  # imports PyTorch
 
     show = as_json if loaded.settings.log_format == "json" else as_text
     sys.stdout.write(show(forecast(loaded)))
@@ -63,8 +63,8 @@ def _serve(loaded: LoadedSettings) -> int:
     let_idle_threads_sleep(os.environ)
     poll_where_waited(os.environ)
     silence_profiler(os.environ)
-    # These import gRPC, which reads its environment then, and PyTorch: seconds that --help or a
-    # mistyped flag need not wait for.
+    # These modules import gRPC, which reads its environment when imported, and PyTorch, which takes
+    # seconds that --help and a mistyped flag need not wait for.
     from executor_svc.engine import load_engine  # noqa: PLC0415
     from executor_svc.profile.torch_recorder import begin_in_this_thread  # noqa: PLC0415
     from executor_svc.server.server import ExecutorServer  # noqa: PLC0415

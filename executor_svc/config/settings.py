@@ -227,7 +227,7 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedSett
     settings = read.settings
     check_graph_count(settings.num_cuda_graphs)
     model = find_model(settings.model, environ)
-    if model != settings.model:  # the directory of a snapshot is named like its revision
+    if model != settings.model:  # the model's name is not that of a snapshot's directory
         name = settings.model_name or str(settings.model)
         settings = settings.model_copy(update={"model": model, "model_name": name})
     return LoadedSettings(settings=settings, sources=read.sources, places=read.places)

@@ -77,7 +77,7 @@ class HostPages:
                 "and put back: leave static_kv_memory_pointers off",
                 field="static_kv_memory_pointers",
             )
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # the kernel would keep some shared pages
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # the kernel would keep some pages if shared
         try:
             self._pages = mmap.mmap(-1, max(1, num_bytes), flags=flags)
         except OSError as error:

@@ -128,7 +128,7 @@ class Decoder:
 
     def mark_parts(self, mark: Mark) -> None:
         """Wrap "attention" and "mlp" of each layer, and "project", with `mark`."""
-        self._stack = None  # its layers have no parts
+        self._stack = None  # layers computed in one call have no parts
         mark_parts(self, _PARTS, mark)
 
     def unmark_parts(self) -> None:

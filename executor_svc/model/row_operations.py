@@ -95,7 +95,7 @@ class InvariantOperations:
     """
 
     def __init__(self) -> None:
-        # Products then always get this many threads; otherwise the library chooses by the load.
+        # This makes products always get so many threads; otherwise the library chooses by the load.
         torch.set_num_threads(torch.get_num_threads())
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

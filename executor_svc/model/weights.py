@@ -98,7 +98,7 @@ def _place(piece: Tensor, start: int, target: _Target) -> None:
         target.rows[start : start + rows].copy_(piece)
         return
     moved = piece.to(target.rows.device, target.rows.dtype)
-    if moved.dim() < target.rows.dim():  # one vector for all heads
+    if moved.dim() < target.rows.dim():  # the file has one vector for all heads
         moved = moved[:, None].expand(-1, target.rows.shape[1])
     target.rows.index_copy_(0, target.places[start : start + rows], moved)
 
@@ -163,7 +163,7 @@ def _targets(
     """Return the names of all tensors that the model needs, and the destination of each."""
     targets = {"model.norm.weight": _Target(weights.norm)}
     if config.tied_embeddings and EMBEDDING not in checkpoint.tensors:
-        targets[OUTPUT] = _Target(weights.embedding)  # some files name a tied tensor only so
+        targets[OUTPUT] = _Target(weights.embedding)  # the file names the tied tensor so
     else:
         targets[EMBEDDING] = _Target(weights.embedding)
     if not config.tied_embeddings:

@@ -39,8 +39,8 @@ class TorchRecorder:
             options: Details to record of each operation: stacks and shapes.
         """
         self._runner = runner
-        # torch.profiler wraps this class, but first imports the compiler: seconds, and 100 MiB.
-        # The methods have no types.
+        # torch.profiler wraps this class, but first imports the compiler, which takes seconds and
+        # 100 MiB. The type is Any because the methods have no types.
         self._profile: Any = profile(
             use_kineto=True,
             use_device="cuda" if device.type == "cuda" else None,

@@ -17,7 +17,7 @@ from executor_svc.server.waiting import wait_for_news
 from tandem.errors import TandemError
 from tandem.process.process_start import EXIT_FAILED, EXIT_STOPPED, refuse
 
-if TYPE_CHECKING:  # It imports gRPC, which reads its environment then; that is set up first.
+if TYPE_CHECKING:  # It imports gRPC, which reads an environment that is set up first.
     from executor_svc.server.server import ExecutorServer
 
 FAILED_GRACE_S = 1.0

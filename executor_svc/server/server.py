@@ -210,7 +210,7 @@ class ExecutorServer:
         """Send heartbeats and check progress, on a thread that no step can hold up."""
         was_stuck = has_given_up = False
         while not self._stopping.wait(HEARTBEAT_INTERVAL_S):
-            now_s = time.monotonic()  # before the beat, which subtracts a stop until then
+            now_s = time.monotonic()  # before `beat`, which forgives stops up to its own time
             beat = self._link.beat()
             is_stuck = self._progress.is_stuck(now_s)
             if is_stuck and self._link.is_session_waiting and not has_given_up:

@@ -126,7 +126,7 @@ class ExecutorService:
         )
         while not is_reset.wait(_POLL_S):
             if (error := self._link.stopped_by) is not None:
-                raise error  # no slots will be reset
+                raise error  # a link that has stopped resets no slots
             if not context.is_active():
                 break
         return session_pb2.OpenSessionResponse(boot_id=self._boot_id, session_epoch=epoch)

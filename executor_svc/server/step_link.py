@@ -285,7 +285,7 @@ class StepLink:
         kept: list[SlotReset | Errand | None] = []
         num_dropped = 0
         while not self._jobs.empty():
-            with contextlib.suppress(queue.Empty):  # the runner may be quicker
+            with contextlib.suppress(queue.Empty):  # the runner may take it first
                 job = self._jobs.get_nowait()
                 if isinstance(job, QueuedStep):
                     num_dropped += 1

@@ -103,7 +103,7 @@ def merge(outs: Tensor, log_sums: Tensor) -> Tensor:
     return (log_sums.softmax(dim=0).unsqueeze(-1) * outs).sum(dim=0)
 
 
-# The public function returns no log-sum-exp, with which parts are merged.
+# The public function does not return the log-sum-exp, which merging needs.
 _attend_to_part = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001
 """Function that `scaled_dot_product_attention` calls on a CPU; also returns the log-sum-exp."""
 

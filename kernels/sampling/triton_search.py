@@ -234,7 +234,8 @@ def _weigh_kernel(
         for start in range(0, SPLIT, TILE):
             first = split * SPLIT + start
             key = _keys_from(logits + row * row_stride, first, peak, heat, floor, VOCAB, TILE)
-            # Before the weight; otherwise Triton 3.7 moves this layout of the keys above them.
+            # This comparison stands before the weight: behind it Triton 3.7 does not compile, as it
+            # converts the keys' layout only after the weight that needs it.
             under = key[None, :] < edges[:, None]
             mine = _weight_of(key, BY_MASS)
             reached += tl.where(under, mine[None, :], 0)

@@ -171,5 +171,5 @@ def _is_number(value: object) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # an integer over every float
+    except OverflowError:  # the integer is larger than any float
         return False
