@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_CPUINFO = Path("/proc/cpuinfo")
+CPUINFO = Path("/proc/cpuinfo")
+"""The features that Linux lists for each core; other systems have no such file."""
 
 
 def cpu_has_any(*features: str) -> bool:
@@ -12,7 +13,7 @@ def cpu_has_any(*features: str) -> bool:
     Tell whether the processor has one of these extensions, by their names in `/proc/cpuinfo`; False
     if there is no such file.
     """
-    if not _CPUINFO.is_file():
+    if not CPUINFO.is_file():
         return False
-    found = set(_CPUINFO.read_text(encoding="utf-8", errors="replace").split())
+    found = set(CPUINFO.read_text(encoding="utf-8", errors="replace").split())
     return not found.isdisjoint(features)

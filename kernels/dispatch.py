@@ -16,6 +16,8 @@ import torch
 Implementation = TypeVar("Implementation", bound=Callable[..., object])
 
 REFERENCE = "reference"
+CPU_EXTENSION = "cpu-extension"
+"""Name under which operations offer their implementation of the C++ library."""
 
 _log = structlog.get_logger(__name__)
 _choices: dict[str, str] = {}

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from executor_svc.device.huge_pages import ask_for_huge_pages
 from executor_svc.model.weights import DecoderWeights
-from kernels.layer_stack import LayerWeights
+from kernels.layer_stack import MATRICES, LayerWeights
 from kernels.packed_linear import PackedWeight, packed_dtype, packed_elements
-
-_MATRICES = ("qkv", "output", "gate_up", "down")
 
 
 def pack_weights(held: list[DecoderWeights]) -> DecoderWeights:
@@ -35,7 +33,7 @@ def pack_weights(held: list[DecoderWeights]) -> DecoderWeights:
     memory = _Memory([*(matrix for layer in layers for matrix in _matrices(layer)), others.lm_head])
     for index in range(len(layers)):
         packed = map(memory.pack, _matrices(layers[index]))
-        layers[index] = replace(layers[index], **dict(zip(_MATRICES, packed, strict=True)))
+        layers[index] = replace(layers[index], **dict(zip(MATRICES, packed, strict=True)))
     head = memory.pack(others.lm_head)
     is_tied = others.lm_head is others.embedding
     return replace(
@@ -71,4 +69,4 @@ def _packed_bytes(matrix: Tensor, dtype: torch.dtype) -> int:
 
 
 def _matrices(layer: LayerWeights) -> list[Tensor]:
-    return [getattr(layer, name) for name in _MATRICES]
+    return [getattr(layer, name) for name in MATRICES]

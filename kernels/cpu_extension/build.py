@@ -32,6 +32,8 @@ from typing import IO
 import structlog
 import torch
 
+from kernels.cpu_features import CPUINFO
+
 COMPILE_TIMEOUT_S = 120.0
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fvisibility=hidden"),
@@ -42,7 +44,6 @@ FLAGS = (
 _LOCK_TIMEOUT_S = COMPILE_TIMEOUT_S + 30.0
 _POLL_S = 0.05
 _SOURCES = Path(__file__).parent
-_CPUINFO = Path("/proc/cpuinfo")
 _MAPS = Path("/proc/self/maps")
 
 _log = structlog.get_logger(__name__)
@@ -203,7 +204,7 @@ def _key(runtime: Path) -> str:
 
 def _cpu_features() -> bytes:
     """Return the processor's features as the kernel lists them; -march=native follows them."""
-    lines = _CPUINFO.read_bytes().splitlines()
+    lines = CPUINFO.read_bytes().splitlines()
     kinds = (b"model name", b"flags", b"Features", b"CPU implementer", b"CPU part")
     return b"\n".join(sorted({line for line in lines if line.startswith(kinds)}))
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from kernels.layer_stack import cpu_extension
-from kernels.layer_stack.weights import LayerWeights, packed_sizes
+from kernels.layer_stack.weights import MATRICES, LayerWeights, packed_sizes
 from kernels.packed_linear import can_pack
 from kernels.paged_attention import AttentionPlan
 from kernels.paged_attention.cpu_extension import ExtensionPlan
 
-__all__ = ["LayerStack", "LayerWeights"]
+__all__ = ["MATRICES", "LayerStack", "LayerWeights"]
 
 
 class LayerStack:

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from kernels.cpu_extension import load_library
 from kernels.cpu_extension.library import NUMBER_TYPES
-from kernels.layer_stack.weights import LayerSizes, LayerWeights
+from kernels.layer_stack.weights import MATRICES, LayerSizes, LayerWeights
 from kernels.paged_attention import AttentionPlan
 from kernels.paged_attention.cpu_extension import ExtensionPlan
 
-_MATRICES = ("qkv", "output", "gate_up", "down")
 _VECTORS = (
     *("input_norm", "mlp_norm"),
     *("qk_norm", "qkv_bias", "output_bias", "gate_up_bias", "down_bias"),
@@ -37,7 +36,7 @@ class _Layer(ctypes.Structure):
     """The struct `Layer` of layer_stack.cpp."""
 
     _fields_ = (
-        *((name, _Matrix) for name in _MATRICES),
+        *((name, _Matrix) for name in MATRICES),
         *((name, ctypes.c_void_p) for name in (*_VECTORS, "kv_cache", "plan")),
     )
 
@@ -63,7 +62,7 @@ class Layers:
         self.native = (_Layer * len(layers))()
         self._held = tuple(layers)
         for own, layer in zip(self.native, layers, strict=True):
-            for name in _MATRICES:
+            for name in MATRICES:
                 matrix = getattr(layer, name)
                 setattr(own, name, _Matrix(matrix.data_ptr(), matrix.is_narrow))
             for name in _VECTORS:

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from kernels.packed_linear import PackedWeight
 
+MATRICES = ("qkv", "output", "gate_up", "down")
+"""The attributes of `LayerWeights` that are weights of products, in the order of their use."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kernels.cpu_extension import ExtensionUnavailable, load_library
 from kernels.cpu_features import cpu_has_any
-from kernels.dispatch import Operation
+from kernels.dispatch import CPU_EXTENSION, Operation
 from kernels.packed_linear import cpu_extension, reference
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
 ]
 
 _TYPES = (torch.float32, torch.bfloat16)
-_CPU_EXTENSION = "cpu-extension"
 _DEFINITION_PANEL = 16
 _LOWER_HALF = 0xFFFF
 _NUMBERS_AT_ONCE = 1 << 20
@@ -111,14 +110,14 @@ def use_cpu_extension(*, wanted: bool) -> bool:
     Returns:
         True if it does; False if that is not wanted or the library is not available.
     """
-    _operation.withdraw("cpu", _CPU_EXTENSION)
+    _operation.withdraw("cpu", CPU_EXTENSION)
     if not wanted:
         return False
     try:
         load_library()
     except ExtensionUnavailable:
         return False  # `paged_attention` has logged the reason
-    _operation.offer("cpu", _CPU_EXTENSION, cpu_extension.packed_linear)
+    _operation.offer("cpu", CPU_EXTENSION, cpu_extension.packed_linear)
     return True
 
 

@@ -15,7 +15,7 @@ import structlog
 from torch import Tensor
 
 from kernels.cpu_extension import ExtensionUnavailable, load_library
-from kernels.dispatch import Deferred, Operation
+from kernels.dispatch import CPU_EXTENSION, Deferred, Operation
 from kernels.paged_attention import cpu, cpu_extension, reference
 from kernels.paged_attention.resident import plan_resident_decodes
 from kernels.paged_attention.sequences import AttentionPlan, AttentionShape, PagedSequences
@@ -31,7 +31,6 @@ __all__ = [
     "use_cpu_extension",
 ]
 
-_CPU_EXTENSION = "cpu-extension"
 
 _log = structlog.get_logger(__name__)
 
@@ -67,17 +66,17 @@ def use_cpu_extension(wanted: CpuExtension) -> str | None:
         ExtensionUnavailable: `wanted` is "on", and the library is not available.
     """
     if wanted == "off":
-        _operation.withdraw("cpu", _CPU_EXTENSION)
+        _operation.withdraw("cpu", CPU_EXTENSION)
         return None
     try:
         load_library()
     except ExtensionUnavailable as error:
-        _operation.withdraw("cpu", _CPU_EXTENSION)
+        _operation.withdraw("cpu", CPU_EXTENSION)
         if wanted == "on":
             raise
         _log.warning("cpu_extension_unavailable", reason=str(error), instead="cpu")
         return str(error)
-    _operation.offer("cpu", _CPU_EXTENSION, cpu_extension.plan)
+    _operation.offer("cpu", CPU_EXTENSION, cpu_extension.plan)
     return None
 
 

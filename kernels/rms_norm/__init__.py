@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.dispatch import Deferred, Operation
+from kernels.dispatch import CPU_EXTENSION, Deferred, Operation
 from kernels.rms_norm import cpu, cpu_extension, reference
 
 __all__ = ["add_rms_norm", "rms_norm", "use_cpu_extension"]
 
 _TRITON = "kernels.rms_norm.triton_kernel"
 
-_CPU_EXTENSION = "cpu-extension"
 
 _operation = Operation(
     "rms_norm",
@@ -27,11 +26,11 @@ _add_operation = Operation(
 
 def use_cpu_extension(*, wanted: bool) -> None:
     """Let a CPU do this in C++ or not, for the whole process; C++ needs the library loaded."""
-    _operation.withdraw("cpu", _CPU_EXTENSION)
-    _add_operation.withdraw("cpu", _CPU_EXTENSION)
+    _operation.withdraw("cpu", CPU_EXTENSION)
+    _add_operation.withdraw("cpu", CPU_EXTENSION)
     if wanted:
-        _operation.offer("cpu", _CPU_EXTENSION, cpu_extension.rms_norm)
-        _add_operation.offer("cpu", _CPU_EXTENSION, cpu_extension.add_rms_norm)
+        _operation.offer("cpu", CPU_EXTENSION, cpu_extension.rms_norm)
+        _add_operation.offer("cpu", CPU_EXTENSION, cpu_extension.add_rms_norm)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

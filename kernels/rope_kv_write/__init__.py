@@ -7,12 +7,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.dispatch import Deferred, Operation
+from kernels.dispatch import CPU_EXTENSION, Deferred, Operation
 from kernels.rope_kv_write import cpu, cpu_extension, reference
 
 __all__ = ["rope_kv_write", "use_cpu_extension"]
 
-_CPU_EXTENSION = "cpu-extension"
 
 _operation = Operation(
     "rope_kv_write",
@@ -26,9 +25,9 @@ _operation = Operation(
 
 def use_cpu_extension(*, wanted: bool) -> None:
     """Let a CPU do this in C++ or not, for the whole process; C++ needs the library loaded."""
-    _operation.withdraw("cpu", _CPU_EXTENSION)
+    _operation.withdraw("cpu", CPU_EXTENSION)
     if wanted:
-        _operation.offer("cpu", _CPU_EXTENSION, cpu_extension.rope_kv_write)
+        _operation.offer("cpu", CPU_EXTENSION, cpu_extension.rope_kv_write)
 
 
 def rope_kv_write(

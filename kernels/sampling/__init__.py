@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.dispatch import Deferred, Operation
+from kernels.dispatch import CPU_EXTENSION, Deferred, Operation
 from kernels.sampling import cpu_extension, reference, sampler
 from kernels.sampling.columns import Sampled, SamplingColumns
 from kernels.sampling.edits.reference import Biases, LogitEdits, Penalties, check_edits
@@ -33,7 +33,6 @@ __all__ = [
     "use_cpu_extension",
 ]
 
-_CPU_EXTENSION = "cpu-extension"
 
 _operation: Operation[Callable[..., Sampled]] = Operation(
     "sampling",
@@ -65,9 +64,9 @@ _COLUMN_TYPES = {
 
 def use_cpu_extension(*, wanted: bool) -> None:
     """Let a CPU sample in C++ or not, for the whole process; C++ needs the library loaded."""
-    _operation.withdraw("cpu", _CPU_EXTENSION)
+    _operation.withdraw("cpu", CPU_EXTENSION)
     if wanted:
-        _operation.offer("cpu", _CPU_EXTENSION, cpu_extension.sample)
+        _operation.offer("cpu", CPU_EXTENSION, cpu_extension.sample)
 
 
 def sample(

@@ -18,7 +18,12 @@ from kernels.sampling.needs import Needs
 from kernels.sampling.noise.reference import gumbel, row_words
 
 MIN_TEMPERATURE = 0.01
-"""Smallest temperature above 0; dividing by a smaller one would only amplify rounding."""
+"""
+Smallest temperature above 0; dividing by a smaller one would only amplify rounding.
+
+`tandem.sampling_params` has the same number for requests: kernels know tensors only and never
+import it, so it stands here too, and a test compares the two.
+"""
 
 TOP_P_SLACK = 1e-6
 """Mass by which a nucleus may fall short of top_p: float32 rounding must not add a token."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.dispatch import Deferred, Operation
+from kernels.dispatch import CPU_EXTENSION, Deferred, Operation
 from kernels.silu_mul import cpu, cpu_extension, reference
 
 __all__ = ["silu_mul", "use_cpu_extension"]
 
-_CPU_EXTENSION = "cpu-extension"
 
 _operation = Operation(
     "silu_mul",
@@ -23,9 +22,9 @@ _operation = Operation(
 
 def use_cpu_extension(*, wanted: bool) -> None:
     """Let a CPU do this in C++ or not, for the whole process; C++ needs the library loaded."""
-    _operation.withdraw("cpu", _CPU_EXTENSION)
+    _operation.withdraw("cpu", CPU_EXTENSION)
     if wanted:
-        _operation.offer("cpu", _CPU_EXTENSION, cpu_extension.silu_mul)
+        _operation.offer("cpu", CPU_EXTENSION, cpu_extension.silu_mul)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

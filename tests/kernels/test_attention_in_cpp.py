@@ -193,7 +193,7 @@ class TestValues:
         type itself; products of vectors are not enough.
         """
         cpuinfo = tmp_path / "cpuinfo"
-        monkeypatch.setattr(cpu_features, "_CPUINFO", cpuinfo)
+        monkeypatch.setattr(cpu_features, "CPUINFO", cpuinfo)
         longest = cpu_extension._longest_query.__wrapped__
         cpuinfo.write_text("flags\t\t: fpu avx512f avx512_bf16 amx_tile amx_bf16\n")
         assert 16 == longest(torch.bfloat16)

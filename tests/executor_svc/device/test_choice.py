@@ -92,7 +92,7 @@ class TestBfloat16:
         A processor multiplies bfloat16 if it has one of two extensions, whichever others it has.
         """
         (tmp_path / "cpuinfo").write_text(f"model name\t: Some CPU\nflags\t\t: {flags}\n")
-        monkeypatch.setattr(cpu_features, "_CPUINFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(cpu_features, "CPUINFO", tmp_path / "cpuinfo")
         assert expected is choice.cpu_multiplies_bfloat16()
 
     def test_a_processor_that_cannot_be_asked_does_not(
@@ -101,5 +101,5 @@ class TestBfloat16:
         """
         A processor without a list of flags counts as slow in bfloat16.
         """
-        monkeypatch.setattr(cpu_features, "_CPUINFO", tmp_path / "none")
+        monkeypatch.setattr(cpu_features, "CPUINFO", tmp_path / "none")
         assert not choice.cpu_multiplies_bfloat16()

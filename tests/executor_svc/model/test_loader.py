@@ -404,7 +404,7 @@ class TestAutomaticType:
 
         def change(flags: str, *, packs: bool) -> None:
             (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n")
-            monkeypatch.setattr(cpu_features, "_CPUINFO", tmp_path / "cpuinfo")
+            monkeypatch.setattr(cpu_features, "CPUINFO", tmp_path / "cpuinfo")
             monkeypatch.setattr(choice.packed_linear, "can_pack", lambda *_: packs)
 
         return change

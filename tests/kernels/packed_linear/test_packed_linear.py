@@ -267,7 +267,7 @@ class TestPacking:
         Float32 is packed, and bfloat16 where the processor has no tiles for it; float16 and other
         devices have better ways, and "off" means none.
         """
-        monkeypatch.setattr(cpu_features, "_CPUINFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(cpu_features, "CPUINFO", tmp_path / "cpuinfo")
         for flags, packs_bfloat16 in (("avx512_bf16", True), ("avx2", True), ("amx_bf16", False)):
             (tmp_path / "cpuinfo").write_text(f"flags\t\t: fpu {flags}\n")
             assert packs_bfloat16 is can_pack(torch.bfloat16, CPU)

@@ -38,6 +38,12 @@ def make_columns(
     )
 
 
+def random_logits(num_rows: int, vocab_size: int, *, spread: float = 3.0, seed: int = 1) -> Tensor:
+    """Return normal logits, the same ones for each seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num_rows, vocab_size, generator=generator) * spread
+
+
 def chi_square_limit(degrees: int, z: float = 3.5) -> float:
     """
     Return the value that chi-square of so many degrees passes with the chance of a normal passing

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kernels.sampling import LogitEdits, reference, sample
 from kernels.sampling.logprobs import reference as logprobs
 from tests.kernels.sampling.edit_oracle import RowEdits, edited_row, edits_of, row_edits
-from tests.kernels.sampling.rows import make_columns
+from tests.kernels.sampling.rows import make_columns, random_logits
 
 each_way = pytest.mark.usefixtures("each_way")
 
@@ -22,11 +22,6 @@ FLOAT32_STEPS = {"rtol": 1e-5, "atol": 1e-5}
 
 def logits_of(values: list[list[float]]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32)
-
-
-def random_logits(num_rows: int, vocab_size: int, seed: int = 1) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(num_rows, vocab_size, generator=generator) * 3
 
 
 def greedy(logits: torch.Tensor, row: RowEdits) -> int:
@@ -44,7 +39,7 @@ class TestDefinition:
         formula gives, id by id, in the definition and in the quick way alike.
         """
         rows = data.draw(st.dictionaries(st.integers(0, 4), row_edits(VOCAB), min_size=1))
-        logits = random_logits(5, VOCAB, data.draw(st.integers(0, 99)))
+        logits = random_logits(5, VOCAB, seed=data.draw(st.integers(0, 99)))
         columns = edits_of(rows, junk=data.draw(st.integers(0, VOCAB - 1)))
         defined = reference.edit(logits, columns)
         quick = logits.clone()
@@ -65,7 +60,7 @@ class TestDefinition:
         """
         vocab_size = data.draw(st.sampled_from([VOCAB, 700]))
         rows = data.draw(st.dictionaries(st.integers(0, 5), row_edits(VOCAB), min_size=1))
-        logits = random_logits(6, vocab_size, data.draw(st.integers(0, 99)))
+        logits = random_logits(6, vocab_size, seed=data.draw(st.integers(0, 99)))
         columns = make_columns(
             6,
             temperature=[0.0, 1.0, 0.6, 1.4, 1.0, 0.0],

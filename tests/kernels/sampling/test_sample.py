@@ -9,18 +9,18 @@ import torch
 
 from kernels.sampling import SamplingColumns, reference, sample
 from kernels.sampling import sampler as sampler_module
+from tandem import sampling_params
 from tests.kernels.sampling.edit_oracle import RowEdits, edits_of
-from tests.kernels.sampling.rows import chi_square, chi_square_limit, make_columns
+from tests.kernels.sampling.rows import (
+    chi_square,
+    chi_square_limit,
+    make_columns,
+    random_logits,
+)
 
 pytestmark = pytest.mark.usefixtures("each_way")
 
 NUM_DRAWS = 10_000
-
-
-def random_logits(num_rows, vocab_size, *, spread=3.0, seed=1):
-    """Deterministic normal logits."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(num_rows, vocab_size, generator=generator) * spread
 
 
 class TestDistribution:
@@ -117,6 +117,12 @@ class TestGreedy:
         logits = random_logits(40, 30).round()
         columns = make_columns(40, temperature=temperature, top_k=1)
         assert torch.equal(logits.argmax(1), sample(logits, columns).token)
+
+    def test_kernels_and_requests_have_one_smallest_temperature(self):
+        """
+        The number stands in two packages that do not import each other, and is the same.
+        """
+        assert sampling_params.MIN_TEMPERATURE == reference.MIN_TEMPERATURE
 
     def test_low_temperatures_count_as_one_hundredth(self):
         """

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from kernels.sampling import SamplingColumns
 from tests.kernels.sampling.rows import make_columns
 
 KINDS = [(1.0, 0, 1.0), (0.0, 0, 1.0), (0.7, 40, 0.9), (1.3, 0, 0.95), (2.0, 7, 1.0), (0.9, 1, 0.5)]
 """Temperature, top_k and top_p: noise alone, greedy, both cuts, each alone, greedy by top_k."""
-
-
-def random_logits(num_rows: int, vocab_size: int, *, spread: float = 3.0, seed: int = 1) -> Tensor:
-    """Deterministic normal logits."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(num_rows, vocab_size, generator=generator) * spread
 
 
 def mixed_columns(num_rows: int, *, min_p: float | list[float] | None = None) -> SamplingColumns:

@@ -7,8 +7,7 @@ import torch
 
 from kernels.sampling import reference, triton_search, tuning
 from kernels.sampling.triton_kernel import Needs, thresholds
-from tests.kernels.sampling.rows import make_columns
-from tests.kernels.triton.sampling.sampling_scenes import random_logits
+from tests.kernels.sampling.rows import make_columns, random_logits
 
 
 def kept(logits, columns, device):

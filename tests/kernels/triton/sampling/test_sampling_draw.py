@@ -16,8 +16,8 @@ from kernels.sampling import reference, triton_kernel, triton_search, tuning
 from kernels.sampling.noise import reference as noise
 from kernels.sampling.noise.triton_kernel import gumbel, random_bits
 from kernels.sampling.triton_kernel import Needs, draw
-from tests.kernels.sampling.rows import make_columns
-from tests.kernels.triton.sampling.sampling_scenes import mixed_columns, random_logits
+from tests.kernels.sampling.rows import make_columns, random_logits
+from tests.kernels.triton.sampling.sampling_scenes import mixed_columns
 
 
 def drawn(logits, columns, device, needs=None):
@@ -284,7 +284,8 @@ FAR_ROWS = """
 import torch
 from kernels.sampling import reference
 from kernels.sampling.triton_kernel import Needs, draw
-from tests.kernels.triton.sampling.sampling_scenes import mixed_columns, random_logits
+from tests.kernels.sampling.rows import random_logits
+from tests.kernels.triton.sampling.sampling_scenes import mixed_columns
 
 stride = 1_100_000_000
 assert 2 * stride > 2**31

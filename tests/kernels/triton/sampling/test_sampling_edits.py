@@ -13,7 +13,8 @@ from kernels.sampling.edits.triton_kernel import edited
 from kernels.sampling.logprobs import reference as logprobs
 from kernels.sampling.logprobs.triton_kernel import log_total
 from tests.kernels.sampling.edit_oracle import RowEdits, edits_of, row_edits
-from tests.kernels.triton.sampling.sampling_scenes import mixed_columns, random_logits
+from tests.kernels.sampling.rows import random_logits
+from tests.kernels.triton.sampling.sampling_scenes import mixed_columns
 
 VOCAB = 11
 ATOL = 1e-5
