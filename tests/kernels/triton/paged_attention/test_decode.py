@@ -222,7 +222,7 @@ tuning = DecodeTuning(tile=16, num_warps=4, num_stages=2, min_chunk=16, max_chun
 found = decode_attention(query, cache, table, length, scale=0.125, tuning=tuning, num_splits=1)
 key, value = cache[blocks - 1, :, :, 0].float().unbind(1)
 expected = (query[0].float() @ key.T * 0.125).softmax(-1) @ value
-assert (found[0].float() - expected).abs().max() < 2e-3
+assert (found[0].float() - expected).abs().max() < 2e-3  # as TOLERANCE, one rounding to float16
 """
 
 

@@ -1,0 +1,42 @@
+"""Offsets of more than 31 bits in C++."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.slow
+@pytest.mark.compiler
+class TestOffsets:
+    @pytest.mark.parametrize(
+        "case",
+        [
+            "norms_and_gates",
+            "products",
+            "rotary_positions_and_writes",
+            "attention_to_the_last_blocks",
+            "draws_and_log_probabilities",
+        ],
+    )
+    def test_elements_behind_2_to_the_31_are_found(self, case: str):
+        """
+        Numbers more than 2**31 elements apart give what they give side by side.
+        """
+        done = subprocess.run(  # a wrong address ends the process
+            [
+                sys.executable,
+                "-c",
+                f"from tests.kernels.offsets.far_in_cpp import {case}; {case}()",
+            ],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert 0 == done.returncode, done.stderr
