@@ -25,7 +25,7 @@ from scheduler_svc.core.state.ends import fail, finish, finish_if_over
 from scheduler_svc.core.state.replica import Replica
 from tandem.admin.v1.stats_pb2 import GetStatsResponse as Stats
 from tandem.engine_config import EngineConfig
-from tandem.errors import InternalError, InvalidConfig, RequestNotFound, TandemError
+from tandem.errors import EventsNotTracked, InternalError, RequestNotFound, TandemError
 from tandem.link.batch import Batch
 from tandem.link.commands import KvMode, Resume, Suspend
 from tandem.link.results import StepResult

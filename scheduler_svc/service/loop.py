@@ -116,7 +116,6 @@ class CoreLoop:
             queries=self._queries,
         )
         self._step_lines = StepLines(settings.logging_step_interval)
-        self._paused_budget_blocks = settings.core_options().paused_budget_blocks
         self._flush_until_s: float | None = None
         """Time until which frontends may take their last messages; None until the loop stops."""
         self._is_running = True
@@ -225,7 +224,7 @@ class CoreLoop:
             stats=core.stats(),
             max_requests=limits.max_batch_size,
             paused_blocks=core.num_paused_blocks,
-            paused_budget_blocks=self._paused_budget_blocks,
+            paused_budget_blocks=core.paused_budget_blocks,
         )
 
     def _plan(self, core: Scheduler, now: float) -> None:

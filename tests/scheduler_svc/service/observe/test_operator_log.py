@@ -6,6 +6,7 @@ import re
 
 import structlog
 
+from tandem.wording import GIB
 from tests.scheduler_svc.service.fakes.arithmetic_runner import expected_outputs
 
 
@@ -88,6 +89,22 @@ class TestOperatorLog:
         )
         found = [re.fullmatch(pattern, text) for _, text in lines(logs, "* rank")]
         assert ["3", "6"] == [match and match[1] for match in found]
+
+    def test_a_budget_of_paused_requests_in_gib_is_told_in_blocks(self, make_bench):
+        """
+        A paused_buffer_size_gb appears in a step's line as the number of the executor's blocks that it buys.
+        """
+        budget_gb = 2048 / GIB  # blocks of this executor have one byte
+        bench = make_bench(
+            logging_step_interval=1, victim_rule="paused_budget", paused_buffer_size_gb=budget_gb
+        )
+        bench.link.boot("boot-1")
+        with structlog.testing.capture_logs() as logs:
+            frontend = bench.frontend()
+            frontend.submit(1, [5, 6, 7], 2)
+            bench.until(lambda: 1 in frontend.ended)
+        told = {re.search(r", p (\d+/\d+)", text)[1] for _, text in lines(logs, "* rank")}
+        assert {"0/2048"} == told
 
     def test_without_an_interval_no_step_has_a_line(self, bench):
         """
