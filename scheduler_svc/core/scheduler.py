@@ -87,6 +87,11 @@ class Scheduler:
         return num_paused_blocks(self._replica)
 
     @property
+    def paused_budget_blocks(self) -> int:
+        """Number of blocks that paused requests may hold; 0 without a budget."""
+        return self._cell.options.paused_budget_blocks
+
+    @property
     def next_deadline_s(self) -> float | None:
         """Time of the earliest deadline of a request; call `schedule` or `expire` then."""
         return self._cell.requests.next_deadline_s
@@ -217,12 +222,11 @@ class Scheduler:
         Return the events of a request, live or ended lately, in order of time.
 
         Raises:
-            InvalidConfig: No events are kept.
+            EventsNotTracked: No events are kept.
             RequestNotFound: None of this request are kept.
         """
         if self._cell.recorder is None:
-            message = "no events of requests are kept: set track_request_events"
-            raise InvalidConfig(message, field="track_request_events")
+            raise EventsNotTracked("no events of requests are kept: set track_request_events")
         return self._cell.recorder.events_of(request_id)
 
     def waiting_handles(self) -> list[int]:

@@ -12,7 +12,7 @@ from scheduler_svc.core.observe.request_events import LEGAL_ORDER, EventKind, Ev
 from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions
 from scheduler_svc.core.request.request import FinishReason, Request, RequestState, Terms
-from tandem.errors import InternalError, InvalidConfig, InvalidLogits, RequestNotFound
+from tandem.errors import EventsNotTracked, InternalError, InvalidLogits, RequestNotFound
 from tests.scheduler_svc.core.harness import GREEDY, Rig, small_config
 
 ALL = CoreOptions(track_request_events=True, track_token_events=True, track_paused_events=True)
@@ -175,7 +175,7 @@ class TestSwitch:
         """
         rig = Rig()
         rig.submit()
-        with pytest.raises(InvalidConfig, match="track_request_events"):
+        with pytest.raises(EventsNotTracked, match="track_request_events"):
             rig.core.request_events("r0")
 
     @pytest.mark.parametrize(
