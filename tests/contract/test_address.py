@@ -100,6 +100,8 @@ class TestThisMachine:
         [
             ("127.0.0.1:1", True),
             ("127.8.8.8:1", True),
+            ("127.1:1", True),
+            ("10.1:1", False),
             ("[::1]:1", True),
             ("localhost:1", True),
             ("unix:/run/tandem", True),

@@ -7,8 +7,10 @@ Services and clients check and take apart addresses here and nowhere else. This 
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
+import socket
 from pathlib import Path
 
 from tandem.errors import InvalidConfig
@@ -53,10 +55,16 @@ def without_brackets(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if a host is a loopback address; a name is none, as it is not looked up."""
+    """
+    Return True if a host is a loopback address, in a short form such as 127.1 too; a name is none,
+    as it is not looked up.
+    """
+    plain = without_brackets(host).partition("%")[0]
     try:
-        return ipaddress.ip_address(without_brackets(host).partition("%")[0]).is_loopback
+        return ipaddress.ip_address(plain).is_loopback
     except ValueError:
+        with contextlib.suppress(OSError):
+            return ipaddress.ip_address(socket.inet_aton(plain)).is_loopback
         return False
 
 
