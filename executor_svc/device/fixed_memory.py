@@ -49,7 +49,7 @@ def fixed_memory(num_bytes: int, device: torch.device) -> FixedMemory:
     if device.type == "cpu":
         return HostPages(num_bytes)
     try:
-        library = DriverLibrary.load()
+        return DevicePages(num_bytes, device, DriverLibrary.load())
     except DriverMissing as error:
         raise InvalidConfig(
             f"Static KV memory pointers require virtual memory on {device}, where its pages can be "
@@ -57,7 +57,6 @@ def fixed_memory(num_bytes: int, device: torch.device) -> FixedMemory:
             "then captured again after a suspension",
             field="static_kv_memory_pointers",
         ) from error
-    return DevicePages(num_bytes, device, library)
 
 
 class HostPages:

@@ -33,7 +33,9 @@ class DriverLibrary:
             from cuda.bindings import driver  # noqa: PLC0415  # only where CUDA is
 
             driver.cuDriverGetVersion()  # the first call loads the library
-        except (ImportError, RuntimeError) as error:
+        except ImportError as error:
+            raise DriverMissing(f"cuda-bindings is not installed ({error})") from error
+        except RuntimeError as error:
             raise DriverMissing(f"{_LIBRARY} cannot be loaded ({error})") from error
         return cls(driver)
 
@@ -42,10 +44,14 @@ class DriverLibrary:
         Call a function and return its result, or None if it has none.
 
         Raises:
+            DriverMissing: The driver has no such function.
             OutOfMemory: The device has no memory left.
             InternalError: The driver refuses for another reason.
         """
-        code, *results = getattr(self.driver, name)(*arguments)
+        try:
+            code, *results = getattr(self.driver, name)(*arguments)
+        except RuntimeError as error:  # cuda-bindings found no such function in this driver
+            raise DriverMissing(f"the driver is too old for {name} ({error})") from error
         if code == self.driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise OutOfMemory(f"the device has no memory left for the KV ({name})")
         if code != self.driver.CUresult.CUDA_SUCCESS:

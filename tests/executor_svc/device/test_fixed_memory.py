@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from enum import IntEnum
@@ -220,7 +221,10 @@ class TestOnADevice:
         ("bindings", "why"),
         [
             (None, "cuda.bindings"),
-            (SimpleNamespace(driver=SimpleNamespace(cuDriverGetVersion=fail)), "no such function"),
+            (
+                SimpleNamespace(driver=SimpleNamespace(cuDriverGetVersion=fail)),
+                "libcuda.so.1 cannot be loaded (no such function)",
+            ),
         ],
         ids=["no-bindings", "no-driver"],
     )
@@ -233,9 +237,19 @@ class TestOnADevice:
         monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
         with pytest.raises(InvalidConfig, match="Static KV memory pointers require") as error:
             fixed_memory(100, torch.device("cuda", 0))
-        assert "libcuda.so.1 cannot be loaded" in error.value.message
         assert why in error.value.message
         assert "graphs are then captured again after a suspension" in error.value.message
+
+    def test_driver_without_virtual_memory_is_refused_as_too_old(self, monkeypatch, driver):
+        """
+        A driver that loads and lacks a function is refused by that function's name, as one that is missing is.
+        """
+        monkeypatch.setattr(driver, "cuMemAddressReserve", lambda *_: fail())
+        monkeypatch.setattr(DriverLibrary, "load", lambda: DriverLibrary(driver))
+        monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+        with pytest.raises(InvalidConfig, match="too old for cuMemAddressReserve"):
+            fixed_memory(100, torch.device("cuda", 0))
 
 
 class TestSetting:
