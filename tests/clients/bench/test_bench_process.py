@@ -36,7 +36,7 @@ def test_output_is_there_at_once_and_whole(tmp_path: Path):
         [
             sys.executable,
             "-c",
-            "from tandem_client.cli import bench as c; c.run_bench(['halting'])",
+            "from tandem_client.cli.programs import run_program as r; r('bench', 'tandem_bench', arguments=['halting'])",
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

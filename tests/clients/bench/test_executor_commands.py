@@ -11,12 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from tandem.errors import InvalidConfig
+from tandem_bench.__main__ import COMMANDS
 from tandem_bench.__main__ import main as bench_main
 from tandem_bench.device import ceilings
 from tandem_bench.kernels import command as kernels
 from tandem_bench.kernels.sampling_cases import KINDS
 from tandem_bench.model import decode_steps, roofline
-from tandem_client.cli import bench
+from tandem_client.cli import programs
 from tandem_client.cli.app import app
 
 ON_CPU = [
@@ -231,7 +232,17 @@ class TestCommandLine:
         """
         monkeypatch.setattr(sys, "argv", ["bench", "kernel"])
         assert 2 == bench_main()
-        assert "kernels|model|roofline" in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert told.startswith("bench: there is no benchmark 'kernel'\n")
+        assert all(f"\n  {name} " in told for name in COMMANDS)
+
+    def test_help_names_every_benchmark(self, capsys):
+        """
+        `--help` lists each benchmark with a sentence about it.
+        """
+        assert 0 == bench_main(["--help"])
+        told = capsys.readouterr().out.splitlines()
+        assert list(COMMANDS) == [line.split()[0] for line in told if line.startswith("  ")]
 
     def test_missing_device_is_one_readable_line(self, monkeypatch, capsys):
         """
@@ -247,7 +258,7 @@ class TestCommandLine:
         `tandem bench kernels`, `model` and `roofline` pass on all their flags, as the benchmark takes them.
         """
         asked = []
-        monkeypatch.setattr(bench, "run_bench", asked.append)
+        monkeypatch.setattr(programs, "run_program", lambda *_, arguments: asked.append(arguments))
         result = CliRunner().invoke(app, ["bench", name, *FLAGS[name], *ON_CPU, "--json"])
         assert 0 == result.exit_code, result.output
         (flags,) = asked

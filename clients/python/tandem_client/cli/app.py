@@ -53,7 +53,9 @@ COMMANDS = {
     ),
     "profile": Entry("operation.profile", "Record a trace of the executor's next steps."),
     "doctor": Entry("doctor", "Check this machine, and a server if one is running."),
-    "simulate": Entry("simulate", "Compare scheduling policies on a virtual clock.", None, True),
+    "simulate": Entry(
+        "programs", "Compare scheduling policies on a virtual clock.", passes_on=True
+    ),
     "drain": Entry(
         "operation.drain", "Stop admission, finish or hand over what runs, free the executor."
     ),
@@ -63,7 +65,7 @@ COMMANDS = {
         "config.commands", "Show, check, suggest and judge configurations.", "config_commands"
     ),
     "cache": Entry("operation.cache", "Manage the prefix cache of a running server."),
-    "bench": Entry("bench", "Measure a running server, or its parts alone."),
+    "bench": Entry("programs", "Measure a running server, or its parts alone.", passes_on=True),
 }
 
 
