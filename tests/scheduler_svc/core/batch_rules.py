@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler_svc.core.queue.queue import AGED_AFTER
+from scheduler_svc.core.request.events import CoreEvents
 from scheduler_svc.core.request.options import StepPriority
 from scheduler_svc.core.request.request import RequestState
 from tandem.link.batch import Batch
@@ -95,3 +96,27 @@ class BatchRules:
             held.difference_update(batch.append_block.tolist())  # taken after the admissions
         usage = len(held) / self.limits.num_blocks
         assert usage < self.limits.memory_threshold, "admission over memory_threshold"
+
+
+class RepeatedRows:
+    """Rows of batches and handles of tokens as they were when each version was first seen."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, tuple[bytes, ...]] = {}
+        self._handles: dict[int, bytes] = {}
+
+    def check_batch(self, batch: Batch) -> None:
+        """Assert that a batch has the rows that its version had before."""
+        rows = tuple(
+            column.tobytes() for column in (batch.row_slot, batch.row_num_tokens, batch.row_flags)
+        )
+        if batch.rows_version:
+            before = self._rows.setdefault(batch.rows_version, rows)
+            assert before == rows, "other rows under one version"
+
+    def check_tokens(self, events: CoreEvents) -> None:
+        """Assert that tokens have the handles that their version had before."""
+        if events.token_version:
+            handles = events.token_handle.tobytes()
+            before = self._handles.setdefault(events.token_version, handles)
+            assert before == handles, "other handles under one version"

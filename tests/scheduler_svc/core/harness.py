@@ -19,7 +19,7 @@ from tandem.engine_config import EngineConfig
 from tandem.link.batch import Admission, Batch
 from tandem.link.results import StepResult
 from tandem.sampling_params import SamplingParams
-from tests.scheduler_svc.core.batch_rules import BatchRules
+from tests.scheduler_svc.core.batch_rules import BatchRules, RepeatedRows
 from tests.scheduler_svc.core.fake_executor import (
     FakeExecutor,
     expected_outputs,
@@ -81,6 +81,7 @@ class Rig:
         self.geometry = geometry or geometry_of(self.config)
         self.core = Scheduler(self.config, self.geometry, options)
         self.executor = FakeExecutor(self.geometry)
+        self._repeated_rows = RepeatedRows()
         self.delay = delay
         self.usual_step_s: float | None = None
         """Seconds per step, by which the core says how many are in flight; None: `delay` are."""
@@ -178,6 +179,7 @@ class Rig:
         batch = self.core.schedule(self.now)
         if batch is not None:
             rules.check(batch)
+            self._repeated_rows.check_batch(batch)
             self._note_left_out(rules, batch)
             self.batches.append(batch)
             salts = {
@@ -333,6 +335,7 @@ class Rig:
     def collect(self) -> None:
         """Take events; check that tokens come once, in order and before their request's end."""
         events = self.core.take_events()
+        self._repeated_rows.check_tokens(events)
         columns = zip(events.token_handle, events.token_offset, events.token, strict=True)
         for handle, offset, token in columns:
             assert int(handle) not in self.ended, "a token after the end"

@@ -79,6 +79,11 @@ def reuse_generations(monkeypatch):
     monkeypatch.setattr(slots.SlotTable, "occupy", occupy_again)
 
 
+def count_versions_anew(monkeypatch):
+    """After an executor's death other rows have a version that earlier ones had."""
+    monkeypatch.setattr(slots.SlotTable, "next_version", lambda _: 1)
+
+
 def forget_outputs(monkeypatch):
     """A readmitted request carries only its prompt."""
     monkeypatch.setattr(
@@ -254,6 +259,7 @@ PLANTED = [
     drop_late_tokens,
     keep_running_past_the_end,
     reuse_generations,
+    count_versions_anew,
     forget_outputs,
     grow_one_token_late,
     prefer_the_newest,
