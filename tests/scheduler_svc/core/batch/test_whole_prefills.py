@@ -107,3 +107,13 @@ class TestRefusals:
         config = small_config(max_model_len=40, max_total_tokens=39)
         with pytest.raises(InvalidConfig, match="max_total_tokens is 39, max_model_len 40"):
             Scheduler(config, geometry_of(config), WHOLE)
+        WHOLE.check_limits(max_total_tokens=40, max_model_len=40)
+
+    @pytest.mark.parametrize("share", [0.0, 1.01, -0.5])
+    def test_share_of_a_step_that_is_none_is_refused(self, share):
+        """
+        Prompts take a share over 0 and at most 1 of a step.
+        """
+        with pytest.raises(InvalidConfig, match="max_prefill_share"):
+            CoreOptions(max_prefill_share=share).validate()
+        CoreOptions(max_prefill_share=1.0).validate()

@@ -245,6 +245,18 @@ class TestRoom:
             assert room.advance(now, 64, 64)
             now += FIRST_PATIENCE_STEPS
 
+    def test_patience_doubles_and_ends_only_with_full_steps(self):
+        """
+        A failure that follows another doubles the wait, and room stays noted until rows and tokens are both whole.
+        """
+        room = StepRoom()
+        room.note_failure(64, 4096, 0)
+        room.note_failure(32, 2048, 10)
+        assert 2 * FIRST_PATIENCE_STEPS == room.patience_steps
+        assert (16, 1024) == (room.rows(64), room.tokens(4096))
+        assert room.advance(10 + 2 * FIRST_PATIENCE_STEPS, 32, 4096)
+        assert (32, 2048) == (room.max_rows, room.max_tokens)
+
     def test_what_does_not_fit_is_tried_ever_more_rarely(self):
         """
         About log2(n) of n steps run out of memory when each is as large as there is room for.

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from scheduler_svc.core.observe.step_log import (
+    StepLog,
     StepSnapshot,
     decode_line,
     preemption_line,
@@ -203,6 +204,21 @@ class TestDecodeLines:
             rig.step()
         expected = (seen - tokens) / (rig.now - began_s)
         assert f"{expected:.2f}" == found(rig, DECODE)[0][3]
+
+    @pytest.mark.parametrize(("passed_s", "rate"), [(0.0, "0.00"), (0.5, "6.00"), (1.0, "3.00")])
+    def test_throughput_of_no_time_is_none(self, passed_s, rate):
+        """
+        A line is a rate also after less than a second, and 0 where no time has passed at all.
+        """
+        log = StepLog()
+        log.wake(10.0, 5)
+        snapshot = StepSnapshot(
+            num_running=1, num_queued=0, used_blocks=1, num_blocks=9, block_size=4
+        )
+        (_, _, _, throughput, _) = DECODE.match(
+            log.decode_line(snapshot, 8, 10.0 + passed_s).text
+        ).groups()
+        assert rate == throughput
 
 
 class TestPrefillLines:

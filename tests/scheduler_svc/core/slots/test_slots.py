@@ -8,6 +8,7 @@ import pytest
 from scheduler_svc.core.request.geometry import Limits
 from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.request import Request, Terms
+from scheduler_svc.core.slots.planned_rows import PlannedRows
 from scheduler_svc.core.slots.slots import SlotTable
 from tests.scheduler_svc.core.harness import GREEDY, geometry_of, small_config
 
@@ -79,6 +80,19 @@ class TestLeastServed:
         a, b, c = occupy(slots, request(0), request(1), request(2))
         slots.least_served(np.array([b, c]), 1)
         assert [a, c] == slots.least_served(np.sort([a, b, c]), 2).tolist()
+
+
+class TestPlannedRows:
+    def test_a_command_has_no_rows(self):
+        """
+        What is kept of a command that was sent has no row, decodes nothing and ends no output.
+        """
+        rows = PlannedRows.none(3)
+        columns = (rows.slot, rows.generation, rows.num_tokens, rows.sampling_slot)
+        assert [0, 0, 0, 0] == [len(column) for column in columns]
+        assert (0, None, 3, False) == (
+            rows.num_decodes, rows.decodes, rows.num_departures, rows.has_last_decode,
+        )  # fmt: skip
 
 
 class TestAdmittedColumns:
