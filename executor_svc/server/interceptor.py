@@ -55,19 +55,19 @@ class ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # no 
             )
         return handler
 
-    def _unary(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+    def _unary(self, behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
         def wrapped(request: Any, context: grpc.ServicerContext) -> Any:
             try:
-                return behaviour(request, context)
+                return behavior(request, context)
             except Exception as error:  # noqa: BLE001  # the outermost frame of every call
                 self._abort(context, method, error)
 
         return wrapped
 
-    def _streaming(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+    def _streaming(self, behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
         def wrapped(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
             try:
-                yield from behaviour(request, context)
+                yield from behavior(request, context)
             except grpc.RpcError:
                 raise  # the caller is gone; gRPC ends the call
             except Exception as error:  # noqa: BLE001  # the outermost frame of every call

@@ -27,7 +27,6 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 Tolerance of weighted means of values up to about 4: a few roundings of float32 on the way, and one
 of the result's own type.
 """
-"""About two roundings of outputs near 1."""
 
 MIXES = {
     "decodes": [(1, 1), (1, 17), (1, 300), (1, 64)],

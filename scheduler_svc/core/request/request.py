@@ -27,12 +27,10 @@ class FinishReason(enum.IntEnum):
 
 class RequestState(enum.Enum):
     """
-    State of a request; it is in exactly one.
+    State of a request; it is in exactly one, and moves only as `LEGAL_MOVES` allows.
 
-    Legal moves: WAITING to PREFILL, PREFILL to DECODE, DECODE to PAUSED (keeps slot and blocks, but
-    is in no step) and back, PREFILL, DECODE or PAUSED to DRAINING (preempted, results still in
-    flight) or straight to WAITING (preempted, none in flight), DRAINING to WAITING, and any of them
-    to ENDED.
+    PAUSED keeps slot and blocks, but is in no step. DRAINING was preempted while results of it were
+    in flight; it waits again once they have come.
     """
 
     WAITING = "waiting"
