@@ -85,7 +85,7 @@ class TestLeastServed:
 class TestPlannedRows:
     def test_a_command_has_no_rows(self):
         """
-        What is kept of a command that was sent has no row, decodes nothing and ends no output.
+        The rows kept of a command that was sent are none: it decodes nothing and ends no output.
         """
         rows = PlannedRows.none(3)
         columns = (rows.slot, rows.generation, rows.num_tokens, rows.sampling_slot)
