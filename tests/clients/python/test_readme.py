@@ -20,11 +20,16 @@ README = Path(__file__).resolve().parents[3] / "README.md"
 
 PROTOS_README = README.parent / "protos" / "README.md"
 CLIENT_README = README.parent / "clients" / "python" / "README.md"
+EMBEDDED_README = README.parent / "clients" / "embedded" / "README.md"
+
+
+def _examples(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
 
 
 def _run_whole_client(name: str) -> dict[str, object]:
     """Run `client.py` of the protos' README under a module's name, and return what it defines."""
-    (example,) = re.findall(r"```python\n(.*?)```", PROTOS_README.read_text(), re.DOTALL)
+    (example,) = _examples(PROTOS_README)
     defined: dict[str, object] = {"__name__": name}
     exec(compile(example, "protos/README.md", "exec"), defined)
     return defined
@@ -59,8 +64,7 @@ class TestReadme:
         """
         The example streams an answer and prints a completion with reason and usage.
         """
-        examples = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-        (example,) = (one for one in examples if '"127.0.0.1:50051"' in one)
+        (example,) = (one for one in _examples(README) if '"127.0.0.1:50051"' in one)
         exec(compile(example.replace("127.0.0.1:50051", server.address), "README.md", "exec"), {})
 
         assert capsys.readouterr().out.startswith(f"{ANSWER}\n{ANSWER} EOS Usage(")
@@ -70,7 +74,7 @@ class TestReadme:
         """
         The example of the client's page prints the text and end of each choice, and a statistic.
         """
-        (example,) = re.findall(r"```python\n(.*?)```", CLIENT_README.read_text(), re.DOTALL)
+        (example,) = _examples(CLIENT_README)
         for address in ("127.0.0.1:50051", "127.0.0.1:50052"):
             example = example.replace(address, server.address)
         exec(compile(example, "clients/python/README.md", "exec"), {})
@@ -79,6 +83,18 @@ class TestReadme:
         assert ["0 STOP_STRING", "1 STOP_STRING"] == printed[-2:]
         assert statistic.isdecimal()
         assert 2 == server.seen.generate[0].n
+
+    @pytest.mark.parametrize("number", range(len(_examples(EMBEDDED_README))))
+    def test_examples_of_the_embedded_engine_print_what_it_computes(
+        self, number, capsys, monkeypatch
+    ):
+        """
+        Each example of the embedded engine's page runs from the root and prints its results.
+        """
+        monkeypatch.chdir(ROOT)
+        example = _examples(EMBEDDED_README)[number]
+        exec(compile(example, "clients/embedded/README.md", "exec"), {})
+        assert capsys.readouterr().out.strip()
 
     @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
     def test_pages_at_the_root_lead_further(self, name):
