@@ -83,5 +83,5 @@ class ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # no 
         if isinstance(error, SessionHeld):
             self._last_held = error.message
         say = _log.debug if is_repeated else _log.info
-        say("call_refused", method=method, reason=error.reason, message=error.message)
+        say("call_failed", method=method, reason=error.reason, message=error.message)
         context.abort_with_status(to_grpc_status(error))

@@ -38,7 +38,7 @@ from scheduler_svc.process.frontend_settings import FrontendSettings
 from tandem.errors import ERROR_BY_REASON, CoreTimeout, Draining, InternalError, TandemError
 from tandem.link.logprobs import LogprobColumns
 
-log = structlog.get_logger()
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 FRAMES_PER_TURN = 64
 """Most further messages of the core that are taken together before streams can go on."""
@@ -361,7 +361,7 @@ class CoreClient:
             is_alive = now_s - self._last_message_s < self._settings.core_timeout_s
             if is_alive != self._is_alive:
                 self._is_alive = is_alive
-                log.warning("core_liveness_changed", alive=is_alive)
+                _log.warning("core_liveness_changed", alive=is_alive)
                 self._notify()
 
     def _forgive(self, seconds: float, now_s: float) -> None:

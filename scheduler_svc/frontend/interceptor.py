@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from tandem.errors import InternalError, InvalidParameter, TandemError
 from tandem.status import to_grpc_status
 
-log = structlog.get_logger()
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 MAX_MESSAGE_BYTES = 600
 """Limit of an error's text, which may quote a client; trailers must stay under 8 KiB."""
@@ -60,12 +60,12 @@ def _guarded(behavior: Callable[..., Awaitable[object]], method: str) -> Callabl
                 await _abort(context, _undecodable(request))
             return await behavior(request, context)
         except TandemError as error:
-            log.info("call_failed", method=method, reason=error.reason, field=error.field)
+            _log.info("call_failed", method=method, reason=error.reason, field=error.field)
             await _abort(context, error)
         except grpc.aio.AbortError:
             raise
-        except Exception:  # a bug: the client gets a typed error, and the log the traceback
-            log.exception("call_broken", method=method)
+        except Exception:  # noqa: BLE001  # a bug: a typed error to the client, a traceback to the log
+            _log.exception("call_broken", method=method)
             await _abort(
                 context,
                 InternalError(

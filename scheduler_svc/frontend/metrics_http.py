@@ -20,7 +20,7 @@ from scheduler_svc.frontend.metrics import SnapshotMetrics
 from scheduler_svc.ipc.snapshot import decode_metrics
 from tandem.errors import TandemError
 
-log = structlog.get_logger()
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 MAX_REQUEST_BYTES = 16 * 1024
 READ_TIMEOUT_S = 10.0
@@ -58,7 +58,7 @@ async def serve_metrics(core: CoreClient, host: str, port: int) -> asyncio.Serve
                 writer.write(head.encode() + body)
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
-            log.debug("metrics_connection_dropped", error=repr(error))
+            _log.debug("metrics_connection_dropped", error=repr(error))
         finally:
             writer.close()
 

@@ -24,7 +24,7 @@ from scheduler_svc.process.tick_watch import EXIT_AFTER_S, LOOK_INTERVAL_S, Tick
 from tandem.errors import HandedOver, InvalidConfig
 from tandem.process.telemetry import configure_logging
 
-log = structlog.get_logger()
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 STOP_GRACE_S = 0.5
 """Seconds for the last statuses to reach clients."""
@@ -68,7 +68,7 @@ async def _serve(settings: FrontendSettings) -> int:
         servers.admin_address,
         servers.metrics_address,
     )
-    log.info("frontend_listening", address=servers.address)
+    _log.info("frontend_listening", address=servers.address)
     pipe = asyncio.create_task(core.run(hello))
     _watch_loop(core)
     stop = asyncio.create_task(parent_gone.wait())
@@ -76,7 +76,7 @@ async def _serve(settings: FrontendSettings) -> int:
 
     broken = pipe.done()
     if broken:
-        log.error("core_pipe_broken", error=repr(pipe.exception()))
+        _log.error("core_pipe_broken", error=repr(pipe.exception()))
     core.lose(HandedOver("the scheduler is stopping: send the request again"))
     await servers.stop(STOP_GRACE_S)
     for task in (pipe, stop):
@@ -84,7 +84,7 @@ async def _serve(settings: FrontendSettings) -> int:
     await asyncio.gather(pipe, stop, return_exceptions=True)
     core.close()
     context.destroy(linger=0)
-    log.info("frontend_stopped")
+    _log.info("frontend_stopped")
     return 1 if broken else 0
 
 

@@ -16,7 +16,7 @@ from tandem.errors import InvalidModel, NoExecutor, TandemError
 MAX_REFUSAL_CHARS = 600
 """Limit of a refusal in an error's metadata: trailers must stay under 8 KiB."""
 
-log = structlog.get_logger()
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +74,15 @@ async def _load(model: Model) -> LoadedModel:
     try:
         text = await asyncio.to_thread(TextModel.load, Path(model.tokenizer_dir))
     except TandemError as error:
-        log.error(  # noqa: TRY400  # the sentence says all; requests raise the error itself
-            "tokenizer_unusable", reason=error.reason, message=error.message
-        )
+        # The sentence says all, without a traceback; requests raise the error itself.
+        _log.error("tokenizer_unusable", reason=error.reason, message=error.message)
         raise
     except Exception as error:
-        log.exception("tokenizer_unusable", reason=InvalidModel.reason)
+        _log.exception("tokenizer_unusable", reason=InvalidModel.reason)
         raise InvalidModel(
             f"the model's tokenizer files cannot be used: {type(error).__name__}: {error}"
         ) from error
-    log.info(
+    _log.info(
         "model_known",
         model=model.name,
         revision=model.revision,
