@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.link.batch import Batch
 from tandem.link.commands import Command
-from tandem.link.step_cost import StepCost, StepWork
-
-LEARN_EVERY = 16
-"""Interval, in steps, at which even a quick step is learned from: learning costs microseconds."""
-LEARN_OVER_S = 0.05
-"""Seconds above which every step is learned from."""
+from tandem.link.step_cost import StepCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +44,7 @@ class Progress:
     def learn(self, command: Command, seconds: float) -> None:
         """Learn the time that a successful step took."""
         self._num_steps += 1
-        if self._num_steps % LEARN_EVERY and seconds <= LEARN_OVER_S:
-            return
-        if isinstance(command, Batch):
-            self._cost.learn(StepWork.of(command), seconds)
+        self._cost.learn_some(self._num_steps, command, seconds)
 
     def is_stuck(self, now_s: float) -> bool:
         """Tell whether the running step takes longer than it may."""

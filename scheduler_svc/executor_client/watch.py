@@ -10,14 +10,10 @@ from __future__ import annotations
 from tandem.link.batch import Batch
 from tandem.link.commands import Command
 from tandem.link.session import Heartbeat
-from tandem.link.step_cost import ALWAYS_ALLOWED_S, StepCost, StepWork
+from tandem.link.step_cost import ALWAYS_ALLOWED_S, StepCost
 
 LONGEST_GAP_S = 1.0
 """Most time between two looks that counts as silence."""
-LEARN_EVERY = 16
-"""Number of steps between two updates of the cost model, as an update costs microseconds."""
-LEARN_OVER_S = 0.05
-"""Seconds above which a step's time always updates the cost model."""
 USUAL_WEIGHT = 0.1
 """Weight of the latest step in the moving average of step times."""
 STALLED_AFTER_S = 0.5
@@ -108,8 +104,7 @@ class ExecutorWatch:
         if not self.usual_step_s:
             self.usual_step_s = seconds
         self.usual_step_s += USUAL_WEIGHT * (seconds - self.usual_step_s)
-        if step_id % LEARN_EVERY == 0 or seconds > LEARN_OVER_S:
-            self._cost.learn(StepWork.of(command), seconds)
+        self._cost.learn_some(step_id, command, seconds)
 
     def look(self, in_flight: dict[int, Command], now: float) -> None:
         """

@@ -10,6 +10,8 @@ from tandem.link.commands import KvMode, Resume, Suspend
 from tandem.link.step_cost import (
     ALWAYS_ALLOWED_S,
     COMMAND_ALLOWED_S,
+    LEARN_EVERY,
+    LEARN_OVER_S,
     SLACK,
     StepCost,
     StepWork,
@@ -109,6 +111,22 @@ class TestCost:
         cost = StepCost()
         cost.learn(StepWork.of(batch()), 3.0)
         assert 0.0 == cost.predict_s(StepWork.of(PROMPT))
+
+    def test_quick_steps_teach_now_and_then_and_slow_ones_always(self):
+        """
+        Of quick batches one in sixteen is learned from, of slow ones each, and of other steps none.
+        """
+        cost = StepCost()
+        work = StepWork.of(PROMPT)
+        for number in range(1, LEARN_EVERY):
+            cost.learn_some(number, PROMPT, LEARN_OVER_S)
+        cost.learn_some(LEARN_EVERY, Resume(), 3.0)
+        assert 0.0 == cost.predict_s(work)
+        cost.learn_some(LEARN_EVERY, PROMPT, LEARN_OVER_S)
+        after_quick_s = cost.predict_s(work)
+        assert after_quick_s > 0.0
+        cost.learn_some(LEARN_EVERY + 1, PROMPT, 2 * LEARN_OVER_S)
+        assert cost.predict_s(work) > after_quick_s
 
     @pytest.mark.parametrize("command", [Suspend(kv_mode=KvMode.OFFLOAD), Resume()])
     def test_moving_kv_memory_has_minutes(self, command):

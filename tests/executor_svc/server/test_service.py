@@ -16,13 +16,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from safetensors.numpy import load_file
 
-from executor_svc.model.files.tokenizer_files import MAX_CHUNK_BYTES, TokenizerFile, chunks
-from executor_svc.server.progress import LEARN_EVERY, Progress
+from executor_svc.model.files.tokenizer_files import TokenizerFile, chunks
+from executor_svc.server.progress import Progress
 from tandem.errors import AddressInUse, ExecutorLoading, InvalidConfig
 from tandem.executor.v1 import executor_service_pb2 as executor_pb2
-from tandem.link import step_cost
+from tandem.link import MAX_CHUNK_BYTES, step_cost
 from tandem.link.batch import Batch
-from tandem.link.step_cost import ALWAYS_ALLOWED_S, SLACK, StepWork
+from tandem.link.step_cost import ALWAYS_ALLOWED_S, LEARN_EVERY, SLACK, StepWork
 from tests.executor_svc.server.harness import (
     DEADLINE_S,
     StepClient,

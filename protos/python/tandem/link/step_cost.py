@@ -17,6 +17,10 @@ SLACK = 20.0
 """Multiple of the predicted time after which a step is late."""
 FORGET = 0.98
 """Weight of the past at every step learned, so that about fifty steps count."""
+LEARN_EVERY = 16
+"""Number of steps between two updates by quick steps, as an update costs microseconds."""
+LEARN_OVER_S = 0.05
+"""Seconds above which the time of every step is learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,18 @@ class StepCost:
         self._seconds = FORGET * self._seconds + seconds
         self._tokens = FORGET * self._tokens + work.num_tokens
         self._pairs = FORGET * self._pairs + work.num_pairs
+
+    def learn_some(self, number: int, command: Command, seconds: float) -> None:
+        """
+        Learn the time of a step if it is a batch, and took long or is one of every `LEARN_EVERY`.
+
+        Args:
+            number: Number of the step, which counts up by one.
+            command: The step, which succeeded.
+            seconds: Time that it took.
+        """
+        if isinstance(command, Batch) and (number % LEARN_EVERY == 0 or seconds > LEARN_OVER_S):
+            self.learn(StepWork.of(command), seconds)
 
     def predict_s(self, work: StepWork) -> float:
         """Return the seconds that a step is expected to compute; 0 before any step was learned."""

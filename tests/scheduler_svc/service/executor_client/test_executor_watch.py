@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from scheduler_svc.executor_client.watch import (
-    LEARN_EVERY,
     LONGEST_GAP_S,
     STALLED_AFTER_S,
     ExecutorWatch,
@@ -14,7 +13,7 @@ from scheduler_svc.executor_client.watch import (
 from tandem.link.batch import Batch
 from tandem.link.commands import Resume
 from tandem.link.session import Heartbeat
-from tandem.link.step_cost import ALWAYS_ALLOWED_S, COMMAND_ALLOWED_S, SLACK
+from tandem.link.step_cost import ALWAYS_ALLOWED_S, COMMAND_ALLOWED_S, LEARN_EVERY, SLACK
 
 
 def batch(num_tokens: int = 1) -> Batch:
