@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tandem.common.v1.profile_pb2 import TraceChunk
 from tandem.errors import InternalError, InvalidParameter
-from tandem.profile import MAX_CHUNK_BYTES
+from tandem.link import MAX_CHUNK_BYTES
 
 MAX_TRACE_BYTES = 1 << 30
 """Most bytes of a trace as JSON: some hundred steps of a large model."""

@@ -21,7 +21,7 @@ from scheduler_svc.core.request.options import (
     StepPriority,
     VictimRule,
 )
-from tandem.engine_config import MAX_GIB, EngineConfig
+from tandem.engine_config import MAX_GIB, MAX_LPM_WAITING, EngineConfig
 from tandem.errors import InvalidConfig
 from tandem.settings.options import Group
 from tandem.settings.schema import Alias, Metavar, OptionGroup
@@ -42,8 +42,8 @@ class SchedulingSettings(OptionGroup):
     schedule_policy: Annotated[str, _choices(SchedulePolicy)] = Field(
         "lpm",
         description="order of admission: first come (fcfs), longest cached prefix (lpm; fcfs "
-        "without prefix caching or while more than 128 wait), dfs-weight, longest output (lof), "
-        "random",
+        f"without prefix caching or while more than {MAX_LPM_WAITING} wait), dfs-weight, longest "
+        "output (lof), random",
     )
     schedule_conservativeness: float = Field(
         1.0,

@@ -22,14 +22,12 @@ from scheduler_svc.ipc.messages import (
     decode_from_frontend,
     encode,
 )
+from tandem.network.listen_address import MAX_UNIX_PATH_BYTES
 
 PIPE_MESSAGES = 64
 """
 Messages a pipe holds before it counts as full: about as many steps as a frontend may lag behind.
 """
-
-MAX_UNIX_PATH_BYTES = 107
-"""`sun_path` holds 108 bytes with its terminator."""
 
 
 class FrontendGone(Exception):

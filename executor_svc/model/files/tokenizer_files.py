@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tandem.errors import InvalidModel
 from tandem.executor.v1.executor_service_pb2 import GetTokenizerResponse
+from tandem.link import MAX_CHUNK_BYTES
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -18,8 +19,6 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
 )
 """Files of a model directory that decide the meaning of ids; each may be missing."""
-
-MAX_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,11 @@ MAX_GIB = 1 << 20
 """Most GiB that a setting may ask for; more than this PiB is a typing error."""
 MAX_THREADS = 1024
 """Most CPU threads of one operation; OpenMP ends a process that cannot start its threads."""
+MAX_LPM_WAITING = 128
+"""
+Most waiting requests that the schedule policy lpm sorts; it leaves more in the order of arrival, as
+fcfs does, since matching their prefixes would cost more than it saves.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

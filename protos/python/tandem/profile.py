@@ -15,8 +15,6 @@ Limit with stacks, which make an entry per function: closing a recording delays 
 microseconds per entry.
 """
 MAX_DURATION_S = 60.0
-MAX_CHUNK_BYTES = 1 << 20
-"""Most bytes of a trace in one message."""
 FEATURE = "profile"
 """Entry in `DescribeResponse.features` of an executor that can record profiles."""
 

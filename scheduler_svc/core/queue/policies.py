@@ -16,9 +16,7 @@ from scheduler_svc.core.queue.keyed_heap import KeyedHeap
 from scheduler_svc.core.request.block_hashes import DIGEST_BYTES
 from scheduler_svc.core.request.options import SchedulePolicy
 from scheduler_svc.core.request.request import Request
-
-MAX_LPM_WAITING = 128
-"""Most waiting requests under lpm; with more it is fcfs: matching would cost more than it saves."""
+from tandem.engine_config import MAX_LPM_WAITING
 
 _ID_BITS = 64
 _MASK = (1 << _ID_BITS) - 1

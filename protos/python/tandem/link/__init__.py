@@ -5,3 +5,5 @@ it.
 
 PROTOCOL_VERSION = 3
 """Version of tandem.executor.v1's step protocol; Describe and OpenSession compare it."""
+MAX_CHUNK_BYTES = 1 << 20
+"""Most bytes of a file, of a tokenizer or of a trace, in one message of tandem.executor.v1."""

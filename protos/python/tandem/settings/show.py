@@ -8,11 +8,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from tandem.errors import InvalidConfig
+from tandem.process.process_start import EXIT_REFUSED
 from tandem.settings.presets import PRESET_SETTINGS
 from tandem.settings.schema import Loaded, S
-
-EXIT_REFUSED = 2
-"""Exit code of the services for a configuration that cannot work."""
 
 
 def show_settings(load: Callable[[Sequence[str], Mapping[str, str]], Loaded[S]]) -> int:

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_svc.core.queue.policies import MAX_LPM_WAITING, scatter
+from scheduler_svc.core.queue.policies import scatter
 from scheduler_svc.core.queue.queue import WaitingQueue
 from scheduler_svc.core.request.block_hashes import DIGEST_BYTES, block_digests
 from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions, SchedulePolicy
 from scheduler_svc.core.request.request import Request, Terms
+from tandem.engine_config import MAX_LPM_WAITING
 from tests.scheduler_svc.core.harness import GREEDY, Rig, queue_position, small_config
 
 BLOCK = 4

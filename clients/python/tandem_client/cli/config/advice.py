@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tandem.engine_config import MAX_LPM_WAITING
 from tandem_client.admin import Stats
 
 HEALTHY_QUEUE = range(50, 501)
@@ -27,8 +28,6 @@ MAX_PLANNING_SHARE = 0.2
 
 RARE_HITS, FREQUENT_HITS = 0.05, 0.2
 """Hit rates of the prefix cache: lpm gains nothing below the first, and pays from the second."""
-MAX_SORTED_QUEUE = 128
-"""Length of the longest queue that lpm sorts; it leaves a longer one in the order of arrival."""
 PROMPT_CHUNKS = (4096, 2048)
 """Values of chunked_prefill_size that the guide tries in turn; below them, we halve the value."""
 
@@ -280,7 +279,7 @@ def _order(load: Load) -> Iterator[Advice]:
     elif (
         load.schedule_policy == "fcfs"
         and load.hit_rate >= FREQUENT_HITS
-        and 1 <= load.waiting <= MAX_SORTED_QUEUE
+        and 1 <= load.waiting <= MAX_LPM_WAITING
         and load.planning_share <= MAX_PLANNING_SHARE
     ):
         policy = "lpm"
