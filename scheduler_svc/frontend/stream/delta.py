@@ -12,32 +12,13 @@ from typing import NamedTuple
 from scheduler_svc.frontend.text.output import OutputChunk
 from tandem.inference.v1.inference_service_pb2 import GenerateResponse
 from tandem.inference.v1.stream_pb2 import Delta, TokenLogprobs
+from tandem.link.codec.varint import LENGTH_DELIMITED, VARINT, tag, varint
 
-_VARINT_BITS = 7
-_BYTES = 2
-"""Wire type of fields with a length."""
-
-
-def _varint(number: int) -> bytes:
-    parts = bytearray()
-    while number >= 1 << _VARINT_BITS:
-        parts.append(number & 0x7F | 0x80)
-        number >>= _VARINT_BITS
-    parts.append(number)
-    return bytes(parts)
-
-
-def _tag(message: type, field: str, wire_type: int = _BYTES) -> bytes:
-    return _varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | wire_type)  # type: ignore[attr-defined]  # every message has one
-
-
-_DELTA = _tag(GenerateResponse, "delta")
-_CHOICE = _tag(Delta, "choice", 0)
-_OFFSET = _tag(Delta, "first_token_offset", 0)
-_IDS = _tag(Delta, "token_ids")
-_TEXT = _tag(Delta, "text")
-_SHORT = [_varint(number) for number in range(1 << 2 * _VARINT_BITS)]
-"""Varints of up to two bytes."""
+_DELTA = tag(GenerateResponse, "delta", LENGTH_DELIMITED)
+_CHOICE = tag(Delta, "choice", VARINT)
+_OFFSET = tag(Delta, "first_token_offset", VARINT)
+_IDS = tag(Delta, "token_ids", LENGTH_DELIMITED)
+_TEXT = tag(Delta, "text", LENGTH_DELIMITED)
 
 
 def _no_text(_token_id: int) -> str:
@@ -57,17 +38,17 @@ class OutputDelta(NamedTuple):
         ids, text = array("i", chunk.token_ids).tobytes(), chunk.text.encode()
         delta = b"".join(
             (
-                _CHOICE + _number(choice) if choice else b"",
-                _OFFSET + _number(chunk.first_token_offset) if chunk.first_token_offset else b"",
-                _IDS + _number(len(ids)) if ids else b"",
+                _CHOICE + varint(choice) if choice else b"",
+                _OFFSET + varint(chunk.first_token_offset) if chunk.first_token_offset else b"",
+                _IDS + varint(len(ids)) if ids else b"",
                 ids,
-                _TEXT + _number(len(text)) if text else b"",
+                _TEXT + varint(len(text)) if text else b"",
                 text,
                 # A serialized message may be joined from parts.
                 Delta(logprobs=logprobs_of(self)).SerializeToString() if chunk.logprobs else b"",
             )
         )
-        return b"".join((_DELTA, _number(len(delta)), delta))
+        return b"".join((_DELTA, varint(len(delta)), delta))
 
 
 def logprobs_of(delta: OutputDelta) -> list[TokenLogprobs]:
@@ -86,10 +67,6 @@ def logprobs_of(delta: OutputDelta) -> list[TokenLogprobs]:
             chunk.token_ids, chunk.logprobs, strict=False
         )
     ]
-
-
-def _number(value: int) -> bytes:
-    return _SHORT[value] if value < len(_SHORT) else _varint(value)
 
 
 def encode_response(message: GenerateResponse | OutputDelta) -> bytes:

@@ -15,47 +15,23 @@ from tandem.executor.v1 import batch_pb2
 from tandem.link.batch import Batch
 from tandem.link.codec.checksum import seal
 from tandem.link.codec.fields import INT32, UINT8, raw_column
+from tandem.link.codec.varint import FIXED64, LENGTH_DELIMITED, VARINT, tag, varint
 from tandem.link.codec.wire import encode_step
 from tandem.link.commands import Command, Step
 
-_LENGTH_DELIMITED, _VARINT, _FIXED64 = 2, 0, 1
-
-
-def _tag(number: int, wire_type: int) -> bytes:
-    return bytes([number << 3 | wire_type])
-
-
-_STEP = batch_pb2.Step.DESCRIPTOR.fields_by_name
-_BATCH = batch_pb2.ExecutionBatch.DESCRIPTOR.fields_by_name
-_REQUEST = batch_pb2.ExecuteRequest.DESCRIPTOR.fields_by_name
-_STEP_TAG = _tag(_REQUEST["step"].number, _LENGTH_DELIMITED)
-_EPOCH_TAG = _tag(_STEP["session_epoch"].number, _VARINT)
-_ID_TAG = _tag(_STEP["step_id"].number, _VARINT)
-_ACKED_TAG = _tag(_STEP["acked_step_id"].number, _VARINT)
-_HASH_TAG = _tag(_STEP["state_hash"].number, _FIXED64)
-_BATCH_TAG = _tag(_STEP["batch"].number, _LENGTH_DELIMITED)
-_SLOT_TAG = _tag(_BATCH["row_slot"].number, _LENGTH_DELIMITED)
-_NUM_TOKENS_TAG = _tag(_BATCH["row_num_tokens"].number, _LENGTH_DELIMITED)
-_START_TAG = _tag(_BATCH["row_start"].number, _LENGTH_DELIMITED)
-_FLAGS_TAG = _tag(_BATCH["row_flags"].number, _LENGTH_DELIMITED)
-_APPEND_SLOT_TAG = _tag(_BATCH["append_slot"].number, _LENGTH_DELIMITED)
-_APPEND_BLOCK_TAG = _tag(_BATCH["append_block"].number, _LENGTH_DELIMITED)
+_STEP_TAG = tag(batch_pb2.ExecuteRequest, "step", LENGTH_DELIMITED)
+_EPOCH_TAG = tag(batch_pb2.Step, "session_epoch", VARINT)
+_ID_TAG = tag(batch_pb2.Step, "step_id", VARINT)
+_ACKED_TAG = tag(batch_pb2.Step, "acked_step_id", VARINT)
+_HASH_TAG = tag(batch_pb2.Step, "state_hash", FIXED64)
+_BATCH_TAG = tag(batch_pb2.Step, "batch", LENGTH_DELIMITED)
+_SLOT_TAG = tag(batch_pb2.ExecutionBatch, "row_slot", LENGTH_DELIMITED)
+_NUM_TOKENS_TAG = tag(batch_pb2.ExecutionBatch, "row_num_tokens", LENGTH_DELIMITED)
+_START_TAG = tag(batch_pb2.ExecutionBatch, "row_start", LENGTH_DELIMITED)
+_FLAGS_TAG = tag(batch_pb2.ExecutionBatch, "row_flags", LENGTH_DELIMITED)
+_APPEND_SLOT_TAG = tag(batch_pb2.ExecutionBatch, "append_slot", LENGTH_DELIMITED)
+_APPEND_BLOCK_TAG = tag(batch_pb2.ExecutionBatch, "append_block", LENGTH_DELIMITED)
 _FIXED64_BYTES = struct.Struct("<Q").pack
-_SMALL = [bytes([number]) for number in range(128)]
-
-
-def _varint(number: int) -> bytes:
-    """Return a number below 2^64 as protobuf writes it: seven bits per byte, lowest first."""
-    if number < 128:
-        return _SMALL[number]
-    if number < 1 << 14:
-        return bytes((number & 127 | 128, number >> 7))
-    groups = bytearray()
-    while number > 127:
-        groups.append(number & 127 | 128)
-        number >>= 7
-    groups.append(number)
-    return bytes(groups)
 
 
 class StepEncoder:
@@ -94,30 +70,30 @@ class StepEncoder:
                 )
             )
         start = raw_column(command.row_start, INT32)
-        changing = [_START_TAG, _varint(len(start)), start]
+        changing = [_START_TAG, varint(len(start)), start]
         if len(command.append_slot):
-            for tag, column in (
+            for column_tag, column in (
                 (_APPEND_SLOT_TAG, command.append_slot),
                 (_APPEND_BLOCK_TAG, command.append_block),
             ):
                 raw = raw_column(column, INT32)
-                changing += (tag, _varint(len(raw)), raw)
+                changing += (column_tag, varint(len(raw)), raw)
         batch = self._columns + b"".join(changing)
         head = b"".join(
             (
                 _EPOCH_TAG,
-                _varint(session_epoch),
+                varint(session_epoch),
                 _ID_TAG,
-                _varint(step_id),
+                varint(step_id),
                 _ACKED_TAG,
-                _varint(acked_step_id),
+                varint(acked_step_id),
                 _HASH_TAG,
                 _FIXED64_BYTES(state_hash),
                 _BATCH_TAG,
-                _varint(len(batch)),
+                varint(len(batch)),
             )
         )
-        return seal(b"".join((_STEP_TAG, _varint(len(head) + len(batch)), head, batch)))
+        return seal(b"".join((_STEP_TAG, varint(len(head) + len(batch)), head, batch)))
 
     def _repeats(self, batch: Batch) -> bool:
         """
@@ -138,11 +114,11 @@ class StepEncoder:
             return True
         self._version = batch.rows_version
         parts = []
-        for tag, raw in (
+        for column_tag, raw in (
             (_SLOT_TAG, raw_column(batch.row_slot, INT32)),
             (_NUM_TOKENS_TAG, raw_column(batch.row_num_tokens, INT32)),
             (_FLAGS_TAG, raw_column(batch.row_flags, UINT8)),
         ):
-            parts += [tag, _varint(len(raw)), raw]
+            parts += [column_tag, varint(len(raw)), raw]
         self._columns = b"".join(parts)
         return True
