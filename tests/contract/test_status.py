@@ -7,6 +7,7 @@ import threading
 from concurrent import futures
 
 import grpc
+import grpc.aio
 import pytest
 from google.protobuf import any_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
@@ -188,6 +189,7 @@ class TestOverGrpc:
         rebuilt = served(lambda context: context.abort(grpc.StatusCode.UNAVAILABLE, "gone"))
         assert (PeerUnavailable, "gone") == (type(rebuilt), rebuilt.message)
         assert {"grpc_code": "UNAVAILABLE"} == rebuilt.metadata
+        assert rebuilt.was_connected
 
     def test_cancellation_by_the_peer_is_an_unreachable_peer(self, served):
         """
@@ -217,14 +219,30 @@ class TestOverGrpc:
         rebuilt = served(lambda context: context.abort(grpc.StatusCode.UNIMPLEMENTED, "what?"))
         assert (InternalError, "UNIMPLEMENTED") == (type(rebuilt), rebuilt.metadata["grpc_code"])
 
-    def test_unreachable_server_is_an_unreachable_peer(self):
+    @pytest.mark.parametrize(
+        ("address", "nothing_listens"),
+        [("127.0.0.1:1", True), ("unix:/nowhere/socket", True), ("nothing.invalid:1", False)],
+    )
+    def test_unreachable_server_is_a_peer_that_was_never_connected(self, address, nothing_listens):
         """
-        A refused connection becomes PeerUnavailable.
+        A refused connection, and a name without an address, become PeerUnavailable, which says that no
+        server can have the call, and whether one listens at the address.
         """
-        with grpc.insecure_channel("127.0.0.1:1") as channel:
+        with grpc.insecure_channel(address) as channel:
             with pytest.raises(grpc.RpcError) as raised:
                 channel.unary_unary("/test/Call")(b"", timeout=60)
-            assert PeerUnavailable is type(from_rpc_error(raised.value))
+            rebuilt = from_rpc_error(raised.value)
+            assert (PeerUnavailable, False) == (type(rebuilt), rebuilt.was_connected)
+            assert nothing_listens == rebuilt.nothing_listens
+
+    async def test_asyncio_client_says_the_same_of_an_unreachable_server(self):
+        """
+        A call of asyncio for which no connection can be made says so too.
+        """
+        async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
+            with pytest.raises(grpc.RpcError) as raised:
+                await channel.unary_unary("/test/Call")(b"", timeout=60)
+        assert not from_rpc_error(raised.value).was_connected
 
     @pytest.mark.parametrize("code", [0, 2, 8], ids=["no error", "internal", "cancel"])
     def test_stream_that_a_proxy_drops_is_an_unreachable_peer(self, code):
@@ -237,5 +255,6 @@ class TestOverGrpc:
             with grpc.insecure_channel("{}:{}".format(*listener.getsockname())) as channel:
                 with pytest.raises(grpc.RpcError) as raised:
                     channel.unary_unary("/test/Call")(b"", timeout=60)
-                assert PeerUnavailable is type(from_rpc_error(raised.value))
+                rebuilt = from_rpc_error(raised.value)
+                assert (PeerUnavailable, True) == (type(rebuilt), rebuilt.was_connected)
             thread.join()

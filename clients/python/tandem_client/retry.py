@@ -117,7 +117,6 @@ def is_transient(error: TandemError) -> bool:
 
 def _broke_off(error: TandemError) -> bool:
     """Return True if a server had the call and then stopped, or its connection broke."""
-    was_unreachable = error.message.startswith("failed to connect")
     return isinstance(error, HandedOver) or (
-        isinstance(error, PeerUnavailable) and not was_unreachable
+        isinstance(error, PeerUnavailable) and error.was_connected
     )

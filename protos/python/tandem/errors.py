@@ -23,8 +23,11 @@ advice.
       InvalidLogits                                       DATA_LOSS            never
       PoisonRequest                                       INTERNAL             never
       InternalError                                       INTERNAL             our bug: report it
+      PeerUnavailable *                                   UNAVAILABLE          after a back-off
+      CallCancelled *                                     CANCELLED            never: it was wanted
 
-Clients match `reason`, never the text. Reasons are names of `tandem.common.v1.ErrorReason`.
+Clients match `reason`, never the text. Reasons are names of `tandem.common.v1.ErrorReason`, but
+those with a star: they are never sent, but made by a caller that got no typed answer (`status.py`).
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ def from_rpc_error(error: grpc.RpcError) -> TandemError:
     """
     Rebuild the error that a peer sent. A failure without Tandem's details, such as a broken
     connection, becomes the class that its gRPC code suggests, with the code's name in
-    `metadata["grpc_code"]`.
+    `metadata["grpc_code"]`; that of a call for which no connection could be made has
+    `metadata["connected"]` "false", and `metadata["listening"]` "false" if no server listens there.
     """
     code = error.code()
     text = error.details() or code.name
@@ -66,7 +67,12 @@ def from_rpc_error(error: grpc.RpcError) -> TandemError:
     )
     if is_foreign or any(sign in text for sign in _BROKEN_STREAM):
         fallback = PeerUnavailable
-    return fallback(text, metadata={"grpc_code": code.name})
+    metadata = {"grpc_code": code.name}
+    if fallback is PeerUnavailable and any(sign in text for sign in _NEVER_CONNECTED):
+        metadata["connected"] = "false"
+        if any(sign in text for sign in _NOTHING_LISTENS):
+            metadata["listening"] = "false"
+    return fallback(text, metadata=metadata)
 
 
 def from_status_proto(status: status_pb2.Status) -> TandemError | None:
@@ -110,10 +116,24 @@ def _pack(message: object) -> any_pb2.Any:
 
 
 class PeerUnavailable(TandemError):
-    """The peer cannot be reached; no typed answer came."""
+    """
+    The peer cannot be reached, or its connection broke; no typed answer came. Metadata "connected"
+    is "false" if no connection could be made, so that the peer cannot have the call; "listening" is
+    "false" if the reason is that no server listens at its address.
+    """
 
     reason = "PEER_UNAVAILABLE"
     code = "UNAVAILABLE"
+
+    @property
+    def was_connected(self) -> bool:
+        """True unless no connection could be made: the peer may have had the call."""
+        return self.metadata.get("connected") != "false"
+
+    @property
+    def nothing_listens(self) -> bool:
+        """True if no server listens at the address."""
+        return self.metadata.get("listening") == "false"
 
 
 class CallCancelled(TandemError):
@@ -125,6 +145,11 @@ class CallCancelled(TandemError):
 
 _BROKEN_STREAM = ("RST_STREAM", "Stream removed")
 """Texts of gRPC for a stream that the peer or a proxy dropped; the code differs between them."""
+
+_NEVER_CONNECTED = ("failed to connect", "errors resolving", "DNS resolution failed")
+"""Texts for a call that was not sent, as no connection could be made."""
+_NOTHING_LISTENS = ("Connection refused", "No such file")
+"""Texts of the last cause where no server listens at the address."""
 
 _CANCELLED_HERE = (
     "Locally cancelled",

@@ -75,7 +75,7 @@ class TestUnaryRetries:
         Tries of a patient call are bounded by time instead of number once its server has stopped.
         """
         policy = RetryPolicy(max_attempts=2, resume_within_s=30.0)
-        gone = PeerUnavailable("failed to connect to all addresses")
+        gone = PeerUnavailable("nothing listens", metadata={"connected": "false"})
         retries = UnaryRetries(policy, is_patient=True)
         failures = [
             (PeerUnavailable("Socket closed"), 0.0),
@@ -89,7 +89,7 @@ class TestUnaryRetries:
     @pytest.mark.parametrize(
         ("error", "is_patient", "resume"),
         [
-            (PeerUnavailable("failed to connect to all addresses"), True, True),
+            (PeerUnavailable("nothing listens", metadata={"connected": "false"}), True, True),
             (QueueFull("full"), True, True),
             (PeerUnavailable("Socket closed"), False, True),
             (PeerUnavailable("Socket closed"), True, False),

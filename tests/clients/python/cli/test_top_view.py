@@ -15,7 +15,9 @@ from tests.clients.python.fake_server import fake_server
 from tests.stats import changed
 from tests.waiting import wait_until
 
-REFUSED = PeerUnavailable("failed to connect to all addresses: connect: Connection refused (111)")
+REFUSED = PeerUnavailable(
+    "connection refused", metadata={"connected": "false", "listening": "false"}
+)
 SILENT = CallCancelled("Deadline Exceeded")
 
 

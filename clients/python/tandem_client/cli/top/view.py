@@ -21,8 +21,6 @@ WINDOW_S = 5.0
 PATIENCE_S = 2.0
 """Seconds of a server's silence that are not shown yet."""
 
-_NOTHING_LISTENS = ("refused", "No such file")
-
 
 class Looks:
     """Snapshots of the last seconds."""
@@ -101,7 +99,7 @@ class View:
         if error is None or isinstance(error, CallCancelled):
             return f"{self._address} has not answered {since}; still asking; {end}"
         if isinstance(error, PeerUnavailable):
-            if any(words in error.message for words in _NOTHING_LISTENS):
+            if error.nothing_listens:
                 return (
                     f"nothing listens at {self._address} {since}: the server has ended; still "
                     f"looking for one there; {end}"
