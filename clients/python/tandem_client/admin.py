@@ -197,7 +197,7 @@ class AdminClient(Connection):
         request = request_of(
             num_steps, duration_s, with_stack=with_stack, record_shapes=record_shapes
         )
-        call = self._stub.Profile(request, timeout=deadline_s, metadata=self._options.metadata)
+        call = self._call(self._stub.Profile, request, deadline_s)
         try:
             return collect(call, on_progress)
         except grpc.RpcError as failure:

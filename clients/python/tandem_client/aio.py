@@ -7,7 +7,6 @@ import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
@@ -15,21 +14,20 @@ import grpc.aio
 
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
-from tandem.network.address import check_server_address
 from tandem.status import from_rpc_error
 from tandem_client.aio_stream import AsyncGenerationStream
-from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
+from tandem_client.channel import DEFAULT_ADDRESS, BaseConnection, ChannelOptions
 from tandem_client.events import Completion, Model, completion_from_proto, model_from_proto
 from tandem_client.params import GenerateOptions
 from tandem_client.request import build_request
-from tandem_client.resume import with_key
+from tandem_client.resume import complete_request
 from tandem_client.retry import RetryPolicy, UnaryRetries
-from tandem_client.stream import deadline_after, remaining_s, within
+from tandem_client.stream import deadline_after
 
 Answer = TypeVar("Answer")
 
 
-class AsyncClient:
+class AsyncClient(BaseConnection):
     """
     A client like `Client`, for one event loop: it connects in the loop of its first call.
 
@@ -46,9 +44,7 @@ class AsyncClient:
         retry: RetryPolicy | None = None,
         options: ChannelOptions | None = None,
     ) -> None:
-        self.address = check_server_address(address)
-        self._retry = RetryPolicy() if retry is None else retry
-        self._options = ChannelOptions() if options is None else options
+        super().__init__(address, retry, options)
         self._channel: grpc.aio.Channel | None = None
         self._lazy_stub: Any = None
 
@@ -71,8 +67,7 @@ class AsyncClient:
         **options: Unpack[GenerateOptions],
     ) -> Completion:
         """Wait for one whole completion; arguments and errors as in `Client.generate`."""
-        one = with_key(build_request(prompt, options), self._retry, secrets.token_hex(16))
-        request = inference.CompleteRequest(request=one)
+        request = complete_request(prompt, options, self._retry, secrets.token_hex(16))
         return completion_from_proto(
             await self._unary(self._stub.Complete, request, deadline_s, is_patient=True)
         )
@@ -100,12 +95,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property
@@ -116,7 +106,8 @@ class AsyncClient:
         return self._lazy_stub
 
     def _start(self, request: inference.GenerateRequest, timeout_s: float | None) -> Any:
-        return self._stub.Generate(request, timeout=timeout_s, metadata=self._options.metadata)
+        """Start a Generate call in the running event loop."""
+        return self._call(self._stub.Generate, request, timeout_s)
 
     async def _unary(
         self,
@@ -127,16 +118,13 @@ class AsyncClient:
         is_patient: bool = False,
     ) -> Answer:
         """Call a unary method until it succeeds; raise the first failure that is final."""
-        retries = UnaryRetries(self._retry, is_patient=is_patient)
         deadline_s = deadline_after(limit_s)
+        retries = UnaryRetries(self._retry, deadline_s=deadline_s, is_patient=is_patient)
         while True:
-            timeout_s = remaining_s(deadline_s, time.monotonic())
+            timeout_s = retries.timeout_s(time.monotonic())
             try:
-                return await method(request, timeout=timeout_s, metadata=self._options.metadata)
+                return await self._call(method, request, timeout_s)
             except grpc.RpcError as failure:
-                error = from_rpc_error(failure)
                 jitter = random.random()  # noqa: S311  # not a secret
-                delay = retries.delay_s(error, time.monotonic(), jitter)
-                if delay is None:
-                    raise error from None
-            await asyncio.sleep(within(delay, deadline_s, time.monotonic()))
+                wait_s = retries.wait_s(from_rpc_error(failure), time.monotonic(), jitter)
+            await asyncio.sleep(wait_s)

@@ -6,15 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from types import TracebackType
 from typing import Self
 
 import grpc
 
 from tandem.inference.v1 import inference_service_pb2 as inference
-from tandem_client.events import Delta, Event
+from tandem_client.events import Event
 from tandem_client.retry import RetryPolicy
-from tandem_client.stream import BaseStream, StartCall
+from tandem_client.stream import BaseStream, StartCall, new_text
 
 
 class AsyncGenerationStream(BaseStream):
@@ -38,8 +37,8 @@ class AsyncGenerationStream(BaseStream):
     async def text(self) -> AsyncIterator[str]:
         """New text of each delta of choice 0 that has text."""
         async for event in self:
-            if isinstance(event, Delta) and event.choice == 0 and event.text:
-                yield event.text
+            if text := new_text(event):
+                yield text
 
     async def aclose(self) -> None:
         """Cancel the running call, if any; safe to call more than once."""
@@ -58,12 +57,7 @@ class AsyncGenerationStream(BaseStream):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def _run(self) -> AsyncIterator[Event]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
 import grpc.aio
 
 from tandem.network.address import check_server_address, names_this_machine
+from tandem_client.retry import RetryPolicy
+
+Call = TypeVar("Call")
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
@@ -81,3 +86,23 @@ class ChannelOptions:
         return grpc.aio.secure_channel(
             address, self.credentials, options=self.grpc_options(address)
         )
+
+
+class BaseConnection:
+    """
+    Common part of connections for threads and for asyncio.
+
+    Attributes:
+        address: Address as it was given.
+    """
+
+    def __init__(
+        self, address: str, retry: RetryPolicy | None, options: ChannelOptions | None
+    ) -> None:
+        self.address = check_server_address(address)
+        self._retry = RetryPolicy() if retry is None else retry
+        self._options = ChannelOptions() if options is None else options
+
+    def _call(self, method: Callable[..., Call], request: object, timeout_s: float | None) -> Call:
+        """Call a method with the metadata of this connection."""
+        return method(request, timeout=timeout_s, metadata=self._options.metadata)

@@ -6,7 +6,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable
-from types import TracebackType
+from functools import partial
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
@@ -14,18 +14,18 @@ import grpc
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
 from tandem.status import from_rpc_error
-from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
+from tandem_client.channel import DEFAULT_ADDRESS, BaseConnection, ChannelOptions
 from tandem_client.events import Completion, Model, completion_from_proto, model_from_proto
 from tandem_client.params import GenerateOptions
 from tandem_client.request import build_request
-from tandem_client.resume import with_key
+from tandem_client.resume import complete_request
 from tandem_client.retry import RetryPolicy, UnaryRetries
-from tandem_client.stream import GenerationStream, deadline_after, remaining_s, within
+from tandem_client.stream import GenerationStream, deadline_after
 
 Answer = TypeVar("Answer")
 
 
-class Connection:
+class Connection(BaseConnection):
     """
     Connection to one port of a server, for threads; leaving its `with` closes it.
 
@@ -36,9 +36,7 @@ class Connection:
     def __init__(
         self, address: str, retry: RetryPolicy | None, options: ChannelOptions | None
     ) -> None:
-        self.address = address
-        self._retry = RetryPolicy() if retry is None else retry
-        self._options = ChannelOptions() if options is None else options
+        super().__init__(address, retry, options)
         self._channel = self._options.open(address)
 
     def close(self) -> None:
@@ -48,12 +46,7 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _unary(
@@ -65,19 +58,16 @@ class Connection:
         is_patient: bool = False,
     ) -> Answer:
         """Call a unary method until it succeeds; raise the first failure that is final."""
-        retries = UnaryRetries(self._retry, is_patient=is_patient)
         deadline_s = deadline_after(limit_s)
+        retries = UnaryRetries(self._retry, deadline_s=deadline_s, is_patient=is_patient)
         while True:
-            timeout_s = remaining_s(deadline_s, time.monotonic())
+            timeout_s = retries.timeout_s(time.monotonic())
             try:
-                return method(request, timeout=timeout_s, metadata=self._options.metadata)
+                return self._call(method, request, timeout_s)
             except grpc.RpcError as failure:
-                error = from_rpc_error(failure)
                 jitter = random.random()  # noqa: S311  # not a secret
-                delay = retries.delay_s(error, time.monotonic(), jitter)
-                if delay is None:
-                    raise error from None
-            time.sleep(within(delay, deadline_s, time.monotonic()))
+                wait_s = retries.wait_s(from_rpc_error(failure), time.monotonic(), jitter)
+            time.sleep(wait_s)
 
 
 class Client(Connection):
@@ -134,7 +124,8 @@ class Client(Connection):
             TypeError: An option has an unknown name; raised at once.
         """
         request = build_request(prompt, options)
-        return GenerationStream(self._start, request, self._retry, deadline_after(deadline_s))
+        start_call = partial(self._call, self._stub.Generate)
+        return GenerationStream(start_call, request, self._retry, deadline_after(deadline_s))
 
     def complete(
         self,
@@ -144,8 +135,7 @@ class Client(Connection):
         **options: Unpack[GenerateOptions],
     ) -> Completion:
         """Wait for one whole completion; arguments and errors as in `generate`."""
-        one = with_key(build_request(prompt, options), self._retry, secrets.token_hex(16))
-        request = inference.CompleteRequest(request=one)
+        request = complete_request(prompt, options, self._retry, secrets.token_hex(16))
         return completion_from_proto(
             self._unary(self._stub.Complete, request, deadline_s, is_patient=True)
         )
@@ -163,6 +153,3 @@ class Client(Connection):
         """Return the model that is served, with its limits."""
         request = inference.GetModelRequest()
         return model_from_proto(self._unary(self._stub.GetModel, request, deadline_s))
-
-    def _start(self, request: inference.GenerateRequest, timeout_s: float | None) -> Any:
-        return self._stub.Generate(request, timeout=timeout_s, metadata=self._options.metadata)

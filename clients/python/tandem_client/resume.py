@@ -13,7 +13,8 @@ from dataclasses import replace
 from tandem.errors import InternalError, ModelChanged, TandemError
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem_client.events import Delta, Done, Event, Finished, Started, event_from_proto
-from tandem_client.request import set_sampling
+from tandem_client.params import GenerateOptions
+from tandem_client.request import build_request, set_sampling
 from tandem_client.retry import RetryPolicy
 
 MAX_RESUMES_IN_VAIN = 16
@@ -179,3 +180,17 @@ def with_key(
     with_one.CopyFrom(request)
     with_one.idempotency_key = idempotency_key
     return with_one
+
+
+def complete_request(
+    prompt: str | None, options: GenerateOptions, policy: RetryPolicy, idempotency_key: str
+) -> inference.CompleteRequest:
+    """
+    Build the message of one whole completion; arguments as in `build_request` and `with_key`.
+
+    Raises:
+        TypeError: An option has an unknown name.
+        InvalidParameter: A value cannot be sent.
+    """
+    request = with_key(build_request(prompt, options), policy, idempotency_key)
+    return inference.CompleteRequest(request=request)

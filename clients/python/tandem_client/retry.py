@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.errors import HandedOver, TandemError
-from tandem.status import PeerUnavailable
+from tandem.status import CallCancelled, PeerUnavailable
 
 LONGEST_RESUME_DELAY_S = 2.0
 """Longest wait in seconds between two tries to resume a broken stream."""
@@ -83,17 +83,42 @@ class RetryPolicy:
 class UnaryRetries:
     """Retries of one unary call. It does no I/O."""
 
-    def __init__(self, policy: RetryPolicy, *, is_patient: bool = False) -> None:
+    def __init__(
+        self, policy: RetryPolicy, *, deadline_s: float | None = None, is_patient: bool = False
+    ) -> None:
         """
         Args:
             policy: Policy of the retries.
+            deadline_s: Time at which no further try is made; None = never.
             is_patient: True: after a server broke off the call, retry for as long as a broken
                 stream does, if the policy resumes streams at all.
         """
         self._policy = policy
+        self._deadline_s = deadline_s
         self._is_patient = is_patient and policy.resume
         self._num_failures = 0
         self._broken_since_s: float | None = None
+
+    def timeout_s(self, now: float) -> float | None:
+        """
+        Return the seconds left for the next try; None without a deadline.
+
+        Raises:
+            CallCancelled: The deadline has passed.
+        """
+        return remaining_s(self._deadline_s, now)
+
+    def wait_s(self, error: TandemError, now: float, jitter: float) -> float:
+        """
+        Return the seconds to wait before the next try, at most until the deadline.
+
+        Raises:
+            TandemError: There is none; this is `error` itself.
+        """
+        delay = self.delay_s(error, now, jitter)
+        if delay is None:
+            raise error from None
+        return within(delay, self._deadline_s, now)
 
     def delay_s(self, error: TandemError, now: float, jitter: float) -> float | None:
         """Return the seconds to wait before the next try, or None if `error` is final."""
@@ -108,6 +133,28 @@ class UnaryRetries:
 
 NO_RETRY = RetryPolicy(max_attempts=1, resume=False)
 """Policy that raises every failure at once."""
+
+
+def remaining_s(deadline_s: float | None, now: float) -> float | None:
+    """
+    Return the seconds left for the next call; None without a deadline.
+
+    Raises:
+        CallCancelled: The deadline has passed.
+    """
+    if deadline_s is None:
+        return None
+    if now >= deadline_s:
+        raise CallCancelled(
+            "the deadline passed before the call could be made",
+            metadata={"grpc_code": "DEADLINE_EXCEEDED"},
+        )
+    return deadline_s - now
+
+
+def within(wait_s: float, deadline_s: float | None, now: float) -> float:
+    """Return the wait, cut at the deadline."""
+    return wait_s if deadline_s is None else min(wait_s, max(0.0, deadline_s - now))
 
 
 def is_transient(error: TandemError) -> bool:

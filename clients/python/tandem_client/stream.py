@@ -7,17 +7,16 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
 
 from tandem.errors import InternalError
 from tandem.inference.v1 import inference_service_pb2 as inference
-from tandem.status import CallCancelled, from_rpc_error
+from tandem.status import from_rpc_error
 from tandem_client.events import Delta, Done, Event, Finished, Started
 from tandem_client.resume import ResumableStream
-from tandem_client.retry import RetryPolicy
+from tandem_client.retry import RetryPolicy, remaining_s, within
 
 StartCall = Callable[[inference.GenerateRequest, float | None], Any]
 """Function that starts a Generate call with a time-out in seconds and returns gRPC's iterator."""
@@ -28,33 +27,14 @@ def deadline_after(limit_s: float | None) -> float | None:
     return None if limit_s is None else time.monotonic() + limit_s
 
 
-def remaining_s(deadline_s: float | None, now: float) -> float | None:
-    """
-    Return the seconds left for the next call; None without a deadline.
-
-    Raises:
-        CallCancelled: The deadline has passed.
-    """
-    if deadline_s is None:
-        return None
-    if now >= deadline_s:
-        raise CallCancelled(
-            "the deadline passed before the call could be made",
-            metadata={"grpc_code": "DEADLINE_EXCEEDED"},
-        )
-    return deadline_s - now
-
-
-def within(wait_s: float, deadline_s: float | None, now: float) -> float:
-    """Return the wait, cut at the deadline."""
-    return wait_s if deadline_s is None else min(wait_s, max(0.0, deadline_s - now))
-
-
 def text_of(events: Iterable[Event]) -> Iterator[str]:
-    """Yield the new text of each delta of choice 0 that has text."""
-    for event in events:
-        if isinstance(event, Delta) and event.choice == 0 and event.text:
-            yield event.text
+    """Return an iterator over the new text of each delta of choice 0 that has text."""
+    return (text for event in events if (text := new_text(event)))
+
+
+def new_text(event: Event) -> str:
+    """Return the text of choice 0 that an event brings; empty if it brings none."""
+    return event.text if isinstance(event, Delta) and event.choice == 0 else ""
 
 
 class BaseStream:
@@ -166,12 +146,7 @@ class GenerationStream(BaseStream):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _run(self) -> Iterator[Event]:

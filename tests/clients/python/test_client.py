@@ -139,14 +139,14 @@ class TestGenerate:
         A stream that is closed by another thread before its call is known there ends all the same.
         """
         server.play(Act(hang=True))
-        start = client._start
+        start = client._call
 
         def start_and_close(*arguments):
             call = start(*arguments)
             stream.close()
             return call
 
-        monkeypatch.setattr(client, "_start", start_and_close)
+        monkeypatch.setattr(client, "_call", start_and_close)
         stream = client.generate("hi", deadline_s=PATIENCE_S)
         assert [] == list(stream)
 
