@@ -12,7 +12,8 @@ from executor_svc.model.files.directory import check_model_directory
 from executor_svc.profile.quiet import silence_profiler
 from executor_svc.server.process import serve
 from tandem.network.grpc_polling import poll_where_waited
-from tandem.process.process_start import EXIT_STOPPED, check_address_space_left, check_limits
+from tandem.process.exit_codes import EXIT_DONE
+from tandem.process.process_start import check_address_space_left, check_limits
 from tandem.process.telemetry import configure_logging
 
 MIN_ADDRESS_SPACE_BYTES = 1 << 30
@@ -50,7 +51,7 @@ def _forecast(loaded: LoadedSettings) -> int:
 
     show = as_json if loaded.settings.log_format == "json" else as_text
     sys.stdout.write(show(forecast(loaded)))
-    return EXIT_STOPPED
+    return EXIT_DONE
 
 
 def _serve(loaded: LoadedSettings) -> int:

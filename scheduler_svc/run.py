@@ -11,7 +11,8 @@ import structlog
 from scheduler_svc.config.dry_run import as_json, as_text, forecast
 from scheduler_svc.config.settings import load_settings
 from tandem.network.grpc_polling import poll_where_waited
-from tandem.process.process_start import EXIT_STOPPED, check_limits
+from tandem.process.exit_codes import EXIT_DONE
+from tandem.process.process_start import check_limits
 from tandem.process.telemetry import configure_logging
 
 MIN_ADDRESS_SPACE_BYTES = 1 << 29
@@ -31,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
     if settings.dry_run:
         show = as_json if settings.log_format == "json" else as_text
         sys.stdout.write(show(forecast(loaded)))
-        return EXIT_STOPPED
+        return EXIT_DONE
     configure_logging(settings.log_level, settings.log_format)
     check_limits(MIN_ADDRESS_SPACE_BYTES)
     log: structlog.stdlib.BoundLogger = structlog.get_logger()

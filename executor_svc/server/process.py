@@ -15,7 +15,8 @@ import structlog
 
 from executor_svc.server.waiting import wait_for_news
 from tandem.errors import TandemError
-from tandem.process.process_start import EXIT_FAILED, EXIT_STOPPED, refuse
+from tandem.process.exit_codes import EXIT_DONE, EXIT_FAILED
+from tandem.process.process_start import refuse
 
 if TYPE_CHECKING:  # It imports gRPC, which reads an environment that is set up first.
     from executor_svc.server.server import ExecutorServer
@@ -69,7 +70,7 @@ def serve(
             raise end
         exit_code = refuse(end)
     else:
-        exit_code = EXIT_FAILED if server.has_abandoned_step else EXIT_STOPPED
+        exit_code = EXIT_FAILED if server.has_abandoned_step else EXIT_DONE
         _log.info("stopped", signal=end.name)
     if not is_clean:
         sys.stderr.flush()

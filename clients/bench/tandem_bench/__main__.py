@@ -7,6 +7,7 @@ import os
 import sys
 
 from tandem.errors import TandemError
+from tandem.process.exit_codes import EXIT_DONE, EXIT_REFUSED
 from tandem.process.printing_commands import run_printing
 from tandem.process.process_start import refuse
 
@@ -50,7 +51,6 @@ imported on demand, since some import PyTorch, which takes seconds.
 """
 ON_A_DEVICE = frozenset({"kernels", "model", "roofline"})
 """Benchmarks that compute with PyTorch in this process."""
-_EXIT_USAGE = 2
 HELP = "usage: tandem bench NAME [flags]; NAME --help lists the flags\n\n" + "".join(
     f"  {name:<10} {summary}\n" for name, (_, summary) in COMMANDS.items()
 )
@@ -62,11 +62,11 @@ def main(arguments: list[str] | None = None) -> int:
     name = given[0] if given else ""
     if name == "--help":
         sys.stdout.write(HELP)
-        return 0
+        return EXIT_DONE
     if name not in COMMANDS:
         wrong = f"bench: there is no benchmark {name!r}\n\n" if given else ""
         sys.stderr.write(wrong + HELP)
-        return _EXIT_USAGE
+        return EXIT_REFUSED
     if name in ON_A_DEVICE:
         # As the executor does, and before PyTorch is imported.
         from executor_svc.device.idle_threads import let_idle_threads_sleep  # noqa: PLC0415

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
+from tandem.process.exit_codes import EXIT_REFUSED
+
 LONGEST_S = 3600.0
 LARGEST_COUNT = 1 << 20
-_EXIT_USAGE = 2
 
 
 class BenchParser(argparse.ArgumentParser):
@@ -36,7 +37,7 @@ class BenchParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error and end the process with exit code 2."""
-        self.exit(_EXIT_USAGE, f"bench: {message}; see --help\n")
+        self.exit(EXIT_REFUSED, f"bench: {message}; see --help\n")
 
 
 def count(text: str) -> int:

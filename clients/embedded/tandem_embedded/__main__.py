@@ -10,14 +10,12 @@ from pathlib import Path
 
 from tandem.engine_config import PRESETS, EngineConfig
 from tandem.errors import InvalidConfig
+from tandem.process.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED
 from tandem.sampling_params import SamplingParams
 from tandem_embedded.engine import InferenceEngine
 from tandem_embedded.errors import ConfigError, EngineError, engine_error
 from tandem_embedded.params import GenerationParams
 from tandem_embedded.results import CompletedRequest
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
 
 _USAGE_HINT = 'give a prompt, for example: python -m tandem_embedded --model DIR --prompt "Once"'
 
@@ -27,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     if given.prompt is None:
         _say(_USAGE_HINT)
-        return EXIT_USAGE
+        return EXIT_REFUSED
     try:
         engine = InferenceEngine(
             _config(given),
@@ -40,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         completed = engine.complete(given.prompt, _params(given))
     except EngineError as error:
         _say(str(error))
-        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
+        return EXIT_REFUSED if isinstance(error, ConfigError) else EXIT_FAILED
     return _print(completed, str(engine.get_memory_stats()))
 
 
@@ -52,7 +50,7 @@ def _print(completed: CompletedRequest, memory_line: str) -> int:
     reason = "" if completed.finish_reason is None else completed.finish_reason.name
     _say(f"Generated {completed.generated_tokens} tokens ({reason}, seed {completed.seed})")
     _say(memory_line)
-    return 0
+    return EXIT_DONE
 
 
 def _say(line: str) -> None:

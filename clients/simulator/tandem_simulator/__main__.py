@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from tandem.errors import InternalError, SessionLost, TandemError
+from tandem.process.exit_codes import EXIT_FAILED, EXIT_REFUSED
 from tandem.process.printing_commands import run_printing
 from tandem_simulator.presets import MACHINES
 from tandem_simulator.results.comparison import Outcome, grid, parse_axis, run_grid
@@ -20,7 +21,6 @@ from tandem_simulator.results.plots import draw, require_matplotlib
 from tandem_simulator.results.printing import compare, describe, is_without_difference
 from tandem_simulator.settings import SECTIONS, known_names
 
-EXIT_FAILED, EXIT_USAGE = 1, 2
 NO_DIFFERENCE = (
     "all runs are alike: this workload leaves nothing to decide; give one that shares prefixes and "
     "fills the machine, for example --machine h100-8b-tight --workload shared-prefix"
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (InternalError, SessionLost) as error:  # bugs: no flag is wrong
         return _fail(error, EXIT_FAILED)
     except TandemError as error:
-        return _fail(error, EXIT_USAGE)
+        return _fail(error, EXIT_REFUSED)
     if as_json:
         results = [outcome.as_json() for outcome in outcomes]
         _print(json.dumps(results if axes else results[0]))

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tandem.engine_config import MAX_THREADS
 from tandem.errors import InvalidConfig, TandemError
+from tandem.process.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED
 from tandem.process.printing_commands import EndedBySignal
 from tandem_bench.command_line import BenchParser, at_least_one, at_most, print_line, print_row
 from tandem_bench.device.sizes import MODEL_SIZES
@@ -35,7 +36,6 @@ INPUT_LEN, OUTPUT_LEN, NUM_ROUNDS = 128, 64, 3
 LEAST_OUTPUT_LEN = 2
 """Least output tokens of a request: prefill gives the first, so a decode rate needs another."""
 
-_EXIT_FAILED, _EXIT_USAGE = 1, 2
 _ENGINE_WIDTH = max(map(len, ENGINES))
 _HEADINGS = (
     "engine".ljust(_ENGINE_WIDTH),
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         task = _task(given)
     except TandemError as error:
         _say(str(error))
-        return _EXIT_USAGE
+        return EXIT_REFUSED
     rounds = Rounds()
     if not given.json:
         print_line(_title(task))
@@ -88,7 +88,7 @@ def _run(task: Task, engines: Sequence[str], num_rounds: int, rounds: Rounds) ->
         except EngineFailed as error:
             _say(f"{error}; it is left out")
             failed.add(engine)
-    return _EXIT_FAILED if failed else 0
+    return EXIT_FAILED if failed else EXIT_DONE
 
 
 def _engines(wanted: Sequence[str] | None, parser: BenchParser) -> list[str]:

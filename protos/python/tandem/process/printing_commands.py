@@ -11,7 +11,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
 
-EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 130, 143
+from tandem.process.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED
+
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 Started = TypeVar("Started", subprocess.Popen[str], subprocess.Popen[bytes])

@@ -18,12 +18,8 @@ from pathlib import Path
 from types import FrameType
 
 from tandem.errors import InternalError, InvalidConfig, InvalidModel, OutOfMemory, TandemError
+from tandem.process.exit_codes import EXIT_FAILED, EXIT_REFUSED
 from tandem.wording import gib
-
-EXIT_STOPPED = 0
-EXIT_FAILED = 1
-EXIT_REFUSED = 2
-"""Exit code for a configuration, model or machine that cannot work; a restart will not help."""
 
 MIN_OPEN_FILES = 64
 WANTED_OPEN_FILES = 4096

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from tandem.errors import InvalidConfig
-from tandem.process.process_start import EXIT_REFUSED
+from tandem.process.exit_codes import EXIT_DONE, EXIT_REFUSED
 from tandem.settings.presets import PRESET_SETTINGS
 from tandem.settings.schema import Loaded, S
 
@@ -27,4 +27,4 @@ def show_settings(load: Callable[[Sequence[str], Mapping[str, str]], Loaded[S]])
         "presets": {name: dict(values) for name, values in PRESET_SETTINGS.items()},
     }
     sys.stdout.write(json.dumps(report) + "\n")
-    return 0
+    return EXIT_DONE
