@@ -100,4 +100,4 @@ class TestUsage:
         title, headings, row = capsys.readouterr().out.splitlines()
         assert "token per stream" in title
         assert "tokens/s" in headings
-        assert len(stream._HEADINGS) == len(row.split())
+        assert len(stream._TABLE.headings) == len(row.split())

@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -32,10 +30,9 @@ from tandem_bench.command_line import (
     at_least_one,
     at_most,
     count,
-    print_line,
-    print_row,
     time_above_zero,
 )
+from tandem_bench.link.points import Row, Table, measure_points
 from tandem_bench.link.processes import (
     BenchFailed,
     Core,
@@ -44,7 +41,6 @@ from tandem_bench.link.processes import (
     FixedStepExecutor,
     cpu_ns,
 )
-from tandem_bench.reader.readers import ReaderFailed
 
 STEPS_MS = (0.6, 1.0, 2.0, 5.0, 20.0)
 ROWS = (1, 32, 256, 1024)
@@ -59,7 +55,19 @@ _NUM_SPANS = 5
 _STEADY_SHARE = 0.99
 """Least share of rows in the measured steps; it would be 1 with every request in each step."""
 
-_HEADINGS = ("step ms", "rows", "window", "transport", "clients", "idle %", "scheduler us")
+_TABLE = Table(
+    name="link",
+    title="A device's time without work while requests run, and the scheduler's CPU.",
+    headings={
+        "step_ms": "step ms",
+        "rows": "rows",
+        "window": "window",
+        "transport": "transport",
+        "clients": "clients",
+        "idle_percent": "idle %",
+        "scheduler_cpu_us": "scheduler us",
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,36 +199,20 @@ def _measure(point: Point, executor: FixedStepExecutor, core: Core, seconds: flo
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """
-    Measure and print; return the exit code.
-
-    A point that cannot be measured is named on stderr and left out, and the exit code is 1.
-    """
+    """Measure and print; return the exit code, as `measure_points` does."""
     given = _parser().parse_args(arguments)
     points = _chosen(given)
-    measured = []
-    exit_code = 0
-    if not given.json:
-        print_line("A device's time without work while requests run, and the scheduler's CPU.")
-        print_row(_HEADINGS, _HEADINGS)
-    deadline_s = time.monotonic() + TIME_LIMIT_S
-    for number, point in enumerate(points):
-        if time.monotonic() > deadline_s and points is MAIN_POINTS:
-            left = len(points) - number
-            sys.stderr.write(f"bench link: {left} measurements left out, the machine is slow\n")
-            break
-        try:
-            costs = measure(point, seconds=given.seconds)
-        except (BenchFailed, ReaderFailed) as error:
-            sys.stderr.write(f"bench link: {point.in_words}: {error}\n")
-            exit_code = 1
-            continue
-        measured.append(costs)
-        if not given.json:
-            print_row([str(value) for value in costs.as_json().values()], _HEADINGS)
-    if given.json:
-        print_line(json.dumps([costs.as_json() for costs in measured]))
-    return exit_code
+
+    def row_of(point: Point) -> Row:
+        return measure(point, seconds=given.seconds).as_json()
+
+    return measure_points(
+        _TABLE,
+        points,
+        row_of,
+        as_json=given.json,
+        time_limit_s=TIME_LIMIT_S if points is MAIN_POINTS else None,
+    )
 
 
 def _chosen(given: argparse.Namespace) -> Sequence[Point]:

@@ -12,6 +12,7 @@ from typing import IO
 
 from tandem.errors import InternalError
 from tandem_bench.load.worker import Outcomes, Task
+from tandem_bench.pipes import read_line, write_input
 
 KILL_AFTER_S = 5.0
 
@@ -60,20 +61,17 @@ def _process(errors: IO[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def _say(process: subprocess.Popen[str], line: str, errors: IO[str]) -> None:
-    assert process.stdin is not None
     try:
-        process.stdin.write(line + "\n")
-        process.stdin.flush()
+        write_input(process, line + "\n")
     except BrokenPipeError:
         raise _failure(process, errors) from None
 
 
 def _hear(process: subprocess.Popen[str], errors: IO[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise _failure(process, errors)
-    return line
+    try:
+        return read_line(process)
+    except BrokenPipeError:
+        raise _failure(process, errors) from None
 
 
 def _failure(process: subprocess.Popen[str], errors: IO[str]) -> InternalError:

@@ -7,13 +7,14 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
 from tandem.process.printing_commands import started_process
+from tandem_bench.pipes import read_line, write_input
 from tandem_bench.reader.counts import ReadCounts, added_up
 
 _decode_counts = msgspec.json.Decoder(ReadCounts).decode
@@ -56,7 +57,8 @@ class Reader:
         self.pids = [process.pid for process in self._processes]
         try:
             for process, share in zip(self._processes, self._shares, strict=True):
-                self._send(process, pack_requests(share))
+                with _ending_told(process):
+                    write_input(process, pack_requests(share))
         except BaseException:
             self.close()
             raise
@@ -110,23 +112,22 @@ class Reader:
 
     def _ask(self, commands: Sequence[bytes]) -> ReadCounts:
         for process, command in zip(self._processes, commands, strict=True):
-            self._send(process, command)
+            with _ending_told(process):
+                write_input(process, command)
         reports = []
         for process in self._processes:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line:
-                raise ReaderFailed(f"the reader ended with {process.wait()}")
-            reports.append(_decode_counts(line))
+            with _ending_told(process):
+                reports.append(_decode_counts(read_line(process)))
         return added_up(reports)
 
-    def _send(self, process: subprocess.Popen[bytes], content: bytes) -> None:
-        assert process.stdin is not None
-        try:
-            process.stdin.write(content)
-            process.stdin.flush()
-        except BrokenPipeError:
-            raise ReaderFailed(f"the reader ended with {process.wait()}") from None
+
+@contextlib.contextmanager
+def _ending_told(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Raise ReaderFailed for the broken pipe of a process that has ended."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise ReaderFailed(f"the reader ended with {process.wait()}") from None
 
 
 def pack_requests(requests: Sequence[bytes]) -> bytes:

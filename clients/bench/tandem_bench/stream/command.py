@@ -13,8 +13,6 @@ values of an option every combination is measured.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -25,14 +23,12 @@ from tandem_bench.command_line import (
     BenchParser,
     at_least_one,
     count,
-    print_line,
-    print_row,
     time_above_zero,
 )
+from tandem_bench.link.points import Row, Table, measure_points
 from tandem_bench.link.processes import BenchFailed, FixedStepExecutor, started_reader
 from tandem_bench.link.requests import generate_requests
 from tandem_bench.reader import ReadCounts, Reader
-from tandem_bench.reader.readers import ReaderFailed
 from tandem_bench.stream.service import StreamService, Usage
 
 MOST_PER_MS = 256
@@ -49,23 +45,27 @@ _FULL_S = 1.0
 """Seconds without a token after which a stalled stream's windows are taken to be full."""
 _POLL_S = 0.05
 
-_HEADINGS = {
-    "streams": "streams",
-    "frontends": "frontends",
-    "stalled": "stalled",
-    "tokens_per_s": "tokens/s",
-    "messages_per_s": "messages/s",
-    "tokens_per_message": "tokens/msg",
-    "frontend_us_per_message": "us/msg",
-    "frontend_us_per_token": "us/token",
-    "core_us_per_step": "core us/step",
-    "step_ms": "step ms",
-    "reading_step_ms": "if read",
-    "frontend_mib": "MiB",
-    "slow_consumers": "slow ended",
-    "failed": "failed",
-    "bad_offsets": "bad offsets",
-}
+_TABLE = Table(
+    name="stream",
+    title="Delivered while an executor without a model makes a token per stream and step.",
+    headings={
+        "streams": "streams",
+        "frontends": "frontends",
+        "stalled": "stalled",
+        "tokens_per_s": "tokens/s",
+        "messages_per_s": "messages/s",
+        "tokens_per_message": "tokens/msg",
+        "frontend_us_per_message": "us/msg",
+        "frontend_us_per_token": "us/token",
+        "core_us_per_step": "core us/step",
+        "step_ms": "step ms",
+        "reading_step_ms": "if read",
+        "frontend_mib": "MiB",
+        "slow_consumers": "slow ended",
+        "failed": "failed",
+        "bad_offsets": "bad offsets",
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,42 +277,26 @@ def _wait(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """
-    Measure and print; return the exit code.
-
-    A point that cannot be measured is named on stderr and left out, and the exit code is 1.
-    """
+    """Measure and print; return the exit code, as `measure_points` does."""
     given = _parser().parse_args(arguments)
     points, is_default = _chosen(given)
-    if not given.json:
-        print_line("Delivered while an executor without a model makes a token per stream and step.")
-        print_row(list(_HEADINGS.values()), _HEADINGS.values())
-    deadline_s = time.monotonic() + TIME_LIMIT_S
-    measured = []
-    exit_code = 0
-    for number, point in enumerate(points):
-        if is_default and time.monotonic() > deadline_s:
-            left = len(points) - number
-            sys.stderr.write(f"bench stream: {left} measurements left out, the machine is slow\n")
-            break
-        try:
-            delivery = measure(
-                point,
-                step_ms=given.step_ms or max(1.0, point.streams / MOST_PER_MS),
-                seconds=given.seconds,
-                connections=given.connections,
-            )
-        except (BenchFailed, ReaderFailed) as error:
-            sys.stderr.write(f"bench stream: {point.in_words}: {error}\n")
-            exit_code = 1
-            continue
-        measured.append(asdict(delivery))
-        if not given.json:
-            cells = (measured[-1][name] for name in _HEADINGS)
-            print_row(["-" if one is None else str(one) for one in cells], _HEADINGS.values())
-    if given.json:
-        print_line(json.dumps(measured))
-    return exit_code
+
+    def row_of(point: Point) -> Row:
+        delivery = measure(
+            point,
+            step_ms=given.step_ms or max(1.0, point.streams / MOST_PER_MS),
+            seconds=given.seconds,
+            connections=given.connections,
+        )
+        return asdict(delivery)
+
+    return measure_points(
+        _TABLE,
+        points,
+        row_of,
+        as_json=given.json,
+        time_limit_s=TIME_LIMIT_S if is_default else None,
+    )
 
 
 def _chosen(given: argparse.Namespace) -> tuple[Sequence[Point], bool]:
