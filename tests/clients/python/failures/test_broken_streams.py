@@ -1,4 +1,4 @@
-"""Streams that break: the error of each reason, and where asyncio or a command reads them."""
+"""Streams that break where asyncio or a command reads them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from typer.testing import CliRunner
 
-from tandem.errors import ERROR_BY_REASON, Draining, TandemError
-from tandem_client import NO_RETRY, AsyncClient, Client, Delta, RetryPolicy
+from tandem.errors import Draining
+from tandem_client import AsyncClient, Delta, RetryPolicy
 from tandem_client.cli.app import app
 from tests.clients.python.fake_server import ANSWER, PATIENCE_S, Act
 
@@ -18,40 +18,6 @@ SOON = RetryPolicy(initial_delay_s=0.001, max_delay_s=0.001)
 def breaking(*lengths: int) -> list[Act]:
     """Make calls that break when the client has so many tokens."""
     return [Act(num_tokens=n, error=Draining("bye", retry_after_s=0.0)) for n in lengths]
-
-
-def read_in_thread(address: str) -> None:
-    """Read a whole stream with `Client`, without retries."""
-    with Client(address, retry=NO_RETRY) as client:
-        list(client.generate("hi"))
-
-
-def read_in_loop(address: str) -> None:
-    """Read a whole stream with `AsyncClient`, without retries."""
-
-    async def read() -> None:
-        async with AsyncClient(address, retry=NO_RETRY) as client:
-            async for _ in client.generate("hi"):
-                pass
-
-    asyncio.run(read())
-
-
-class TestEveryReason:
-    @pytest.mark.parametrize("read", [read_in_thread, read_in_loop])
-    @pytest.mark.parametrize("reason", sorted(ERROR_BY_REASON))
-    def test_error_of_a_stream_is_the_class_of_its_reason(self, server, reason, read):
-        """
-        Each reason that ends a stream raises its own class, with the server's words and details,
-        for threads and for asyncio.
-        """
-        error = ERROR_BY_REASON[reason]("what was wrong", field="a.b", metadata={"key": "value"})
-        server.play(Act(num_tokens=2, error=error))
-        with pytest.raises(TandemError) as raised:
-            read(server.address)
-        assert type(error) is type(raised.value)
-        assert ("what was wrong", reason) == (raised.value.message, raised.value.reason)
-        assert "value" == raised.value.metadata["key"]
 
 
 class TestAsyncClient:
