@@ -45,7 +45,7 @@ def generate(target: Path) -> None:
 
 def write_options(target: Path) -> None:
     """Write the options that the services declare below `target`."""
-    # What the services import may have just been generated.
+    # The modules that the services import may have just been generated.
     from executor_svc.config.settings import PROGRAM as EXECUTOR  # noqa: PLC0415  # see above
     from scheduler_svc.config.settings import PROGRAM as SCHEDULER  # noqa: PLC0415  # see above
     from tandem.settings.options import as_json  # noqa: PLC0415  # see above

@@ -51,7 +51,7 @@ class PackedWeight(Tensor):
     num_columns: int
     """Number of columns of a product, N."""
 
-    # As in torch.nn.Parameter: operations on it return plain tensors, not objects of this class.
+    # Operations on it return plain tensors, as with torch.nn.Parameter, not objects of this class.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001
 
     @classmethod

@@ -1,8 +1,10 @@
-"""Comments of C++ and of shell scripts, found without a parser of either language."""
+"""Comments of Python, C++ and shell scripts; the last two are found without a parser."""
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -40,6 +42,22 @@ def cpp_comments(source: str) -> list[Comment]:
 def shell_comments(source: str) -> list[Comment]:
     """Return the comments of a shell script, without the line that names its interpreter."""
     return list(_joined(_found(_SHELL, source)))
+
+
+def python_comments(source: str) -> list[Comment]:
+    """Return the comments of a Python source."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return list(
+        _joined(
+            Comment(
+                line=token.start[0],
+                text=_MARKS.sub("", token.string).strip(),
+                is_alone=not token.line[: token.start[1]].strip(),
+            )
+            for token in tokens
+            if token.type == tokenize.COMMENT
+        )
+    )
 
 
 def _found(pattern: re.Pattern[str], source: str) -> Iterator[Comment]:

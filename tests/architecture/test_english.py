@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.architecture.source_comments import Comment, cpp_comments, shell_comments
+from tests.architecture.source_comments import (
+    Comment,
+    cpp_comments,
+    python_comments,
+    shell_comments,
+)
 from tests.architecture.test_sizes import ROOT, python_files, tracked
 
 RIDDLE = re.compile(
@@ -50,13 +53,6 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
                 yield statement.lineno, value.value.strip()
 
 
-def comments(path: Path) -> Iterator[tuple[int, str]]:
-    """Return line and text of every comment."""
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
-
-
 def cpp_files() -> list[Path]:
     return tracked("*.cpp", "*.cc", "*.c", "*.h", "*.hpp", "*.cu", "*.cuh")
 
@@ -70,36 +66,48 @@ def scripts() -> list[Path]:
 @cache
 def all_texts() -> list[tuple[str, str, bool]]:
     """Return `file:line`, text and whether it is a docstring, for all files but this one."""
-    of_python = [
-        (f"{path.relative_to(ROOT)}:{line}", text, is_docstring)
+    described = [
+        (f"{path.relative_to(ROOT)}:{line}", text, True)
         for path in python_files()
         if path != Path(__file__)
-        for texts, is_docstring in ((docstrings(path), True), (comments(path), False))
-        for line, text in texts
+        for line, text in docstrings(path)
     ]
-    return of_python + [(where, comment.text, False) for where, comment in all_source_comments()]
+    return described + [(where, comment.text, False) for where, comment in all_comments()]
 
 
 @cache
-def all_source_comments() -> list[tuple[str, Comment]]:
-    """Return `file:line` and comment for all C++ sources and shell scripts."""
+def all_comments() -> list[tuple[str, Comment]]:
+    """Return `file:line` and comment of all sources and scripts but this file."""
     return [
         (f"{path.relative_to(ROOT)}:{comment.line}", comment)
-        for paths, find in ((cpp_files(), cpp_comments), (scripts(), shell_comments))
+        for paths, find in (
+            (python_files(), python_comments),
+            (cpp_files(), cpp_comments),
+            (scripts(), shell_comments),
+        )
         for path in paths
+        if path != Path(__file__)
         for comment in find(path.read_text())
     ]
+
+
+def is_python(where: str) -> bool:
+    return where.partition(":")[0].endswith(".py")
+
+
+def is_fragment(comment: Comment) -> bool:
+    """Return whether a comment above a line opens without a subject; others may be phrases."""
+    return comment.is_alone and bool(FRAGMENT.match(comment.text) or RIDDLE.match(comment.text))
 
 
 def fault(comment: Comment) -> str | None:
     """Return what keeps a comment of C++ or of a script from being a sentence, or None."""
     if WHO.search(comment.text) or PERSON.search(comment.text):
         return "speaks of a person"
-    if not comment.is_alone:  # a phrase: a unit, a shape or a reason for its line
-        return None
-    if FRAGMENT.match(comment.text) or RIDDLE.match(comment.text):
+    if is_fragment(comment):
         return "opens without a subject"
-    return None if comment.text.endswith((".", ":")) else "has no end"
+    has_end = not comment.is_alone or comment.text.endswith((".", ":"))
+    return None if has_end else "has no end"
 
 
 def offences(pattern: re.Pattern[str], *, at_start: bool = False) -> list[str]:
@@ -144,22 +152,33 @@ class TestEnglish:
 
 
 class TestSources:
+    def test_comment_above_a_line_has_a_subject(self):
+        """
+        No comment that has its own line opens with a preposition, a participle or a question.
+        """
+        assert [] == [
+            f"{where}: {comment.text.splitlines()[0]}"
+            for where, comment in all_comments()
+            if is_fragment(comment)
+        ]
+
     def test_comment_of_cpp_or_a_script_is_a_sentence(self):
         """
         A comment above a line of C++ or of a script opens with its subject or verb and has an end.
         """
         assert [] == [
             f"{where}: {found}: {comment.text.splitlines()[0]}"
-            for where, comment in all_source_comments()
-            if (found := fault(comment)) is not None
+            for where, comment in all_comments()
+            if not is_python(where) and (found := fault(comment)) is not None
         ]
 
     def test_comments_of_all_kinds_of_sources_are_read(self):
         """
-        C++ sources, headers and scripts are found, those without a suffix too.
+        Python and C++ sources, headers and scripts are found, those without a suffix too.
         """
-        files = {where.partition(":")[0] for where, _ in all_source_comments()}
+        files = {where.partition(":")[0] for where, _ in all_comments()}
         assert {
+            "kernels/sampling/filters.py",
             "kernels/cpu_extension/linear.cpp",
             "kernels/cpu_extension/tile.h",
             "deploy/local/setup",
@@ -180,7 +199,9 @@ class TestSources:
             ("Returns the sum of all lanes.", None),
         ],
     )
-    @pytest.mark.parametrize(("find", "mark"), [(cpp_comments, "//"), (shell_comments, "#")])
+    @pytest.mark.parametrize(
+        ("find", "mark"), [(cpp_comments, "//"), (shell_comments, "#"), (python_comments, "#")]
+    )
     def test_planted_fault_is_seen(self, find, mark: str, comment: str, expected: str | None):
         """
         A fragment, a riddle, a missing end or a person in a comment of two lines is named.

@@ -100,7 +100,7 @@ def _find_prefix(builder: BatchBuilder, request: Request) -> tuple[Prefix, int |
     if sibling is None and parallel_sampling.is_sibling_computing(slots, request):
         return None
     if any(admission.slot == sibling for admission in builder.admits):
-        # What this batch copies or swaps in for the sibling is not there yet for a copy.
+        # Blocks that this batch copies or swaps in for the sibling cannot be copied yet.
         return None
     cached = replica.kv.prefix_cache.find(request)
     if sibling is not None:

@@ -9,7 +9,7 @@ from tandem.status import PeerUnavailable
 from tandem_client import NO_RETRY, AdminClient, AsyncClient, ChannelOptions, Client, is_serving
 from tests.clients.python.fake_server import ANSWER, PATIENCE_S, fake_server
 
-# Made for these tests alone: self-signed for localhost and 127.0.0.1, valid until 2126.
+# The certificate is for these tests alone: self-signed for localhost and 127.0.0.1, valid until 2126.
 CERTIFICATE = b"""\
 -----BEGIN CERTIFICATE-----
 MIIBnDCCAUGgAwIBAgIUWYrxqQx5JgvajKVnB27F5XIdRXowCgYIKoZIzj0EAwIw

@@ -52,7 +52,7 @@ class TestRatio:
         in 600 decode steps.
         """
         ratio = NewTokenRatio(conservativeness)
-        # As many decimals as the numbers above have.
+        # Each bound is the last decimal of its number above.
         assert pytest.approx(init, abs=1e-4) == ratio.init
         assert pytest.approx(lowest, abs=1e-5) == ratio.min
         assert pytest.approx(decay, abs=1e-6) == ratio.decay
