@@ -16,7 +16,8 @@ from dataclasses import replace
 
 from scheduler_svc.core.kv_cache.prefix_cache import Prefix, writer_key
 from scheduler_svc.core.request.new_request import NewRequest
-from scheduler_svc.core.request.request import Request, Terms
+from scheduler_svc.core.request.request import Request
+from scheduler_svc.core.request.request_parts import Terms
 from scheduler_svc.core.slots.slots import SlotTable
 
 

@@ -9,7 +9,8 @@ from scheduler_svc.core.kv_cache.kv_cache import KvCache
 from scheduler_svc.core.request.geometry import Limits
 from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions, Eviction, PreemptionMode
-from scheduler_svc.core.request.request import Request, Terms
+from scheduler_svc.core.request.request import Request
+from scheduler_svc.core.request.request_parts import Terms
 from scheduler_svc.core.slots.slots import SlotTable
 from tandem.errors import InternalError
 from tests.scheduler_svc.core.harness import GREEDY, geometry_of, small_config

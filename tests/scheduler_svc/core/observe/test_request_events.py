@@ -11,7 +11,8 @@ from scheduler_svc.core.observe import request_events
 from scheduler_svc.core.observe.request_events import LEGAL_ORDER, EventKind, EventRecorder, Phase
 from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions
-from scheduler_svc.core.request.request import FinishReason, Request, RequestState, Terms
+from scheduler_svc.core.request.request import FinishReason, Request, RequestState
+from scheduler_svc.core.request.request_parts import Terms
 from tandem.errors import EventsNotTracked, InternalError, InvalidLogits, RequestNotFound
 from tests.scheduler_svc.core.harness import GREEDY, Rig, small_config
 

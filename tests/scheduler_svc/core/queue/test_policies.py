@@ -14,7 +14,8 @@ from scheduler_svc.core.queue.queue import WaitingQueue
 from scheduler_svc.core.request.block_hashes import DIGEST_BYTES, block_digests
 from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions, SchedulePolicy
-from scheduler_svc.core.request.request import Request, Terms
+from scheduler_svc.core.request.request import Request
+from scheduler_svc.core.request.request_parts import Terms
 from tandem.engine_config import MAX_LPM_WAITING
 from tests.scheduler_svc.core.harness import GREEDY, Rig, queue_position, small_config
 

@@ -11,7 +11,8 @@ from scheduler_svc.core.queue.keyed_heap import KeyedHeap
 from scheduler_svc.core.queue.queue import AGED_AFTER, WaitingQueue
 from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions, SchedulePolicy
-from scheduler_svc.core.request.request import Request, Terms
+from scheduler_svc.core.request.request import Request
+from scheduler_svc.core.request.request_parts import Terms
 from tests.scheduler_svc.core.harness import GREEDY
 
 AGEING_S = 5.0

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core.request.new_request import NewRequest
-from scheduler_svc.core.request.request import Place, PrefixUse, Request, Setbacks, Terms, Times
+from scheduler_svc.core.request.request import Request
+from scheduler_svc.core.request.request_parts import Place, PrefixUse, Setbacks, Terms, Times
 from tests.scheduler_svc.core.harness import GREEDY
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from scheduler_svc.core.request.geometry import Limits
 from scheduler_svc.core.request.new_request import NewRequest
-from scheduler_svc.core.request.request import Request, Terms
+from scheduler_svc.core.request.request import Request
+from scheduler_svc.core.request.request_parts import Terms
 from scheduler_svc.core.slots.planned_rows import PlannedRows
 from scheduler_svc.core.slots.slots import SlotTable
 from tests.scheduler_svc.core.harness import GREEDY, geometry_of, small_config

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core.request.new_request import NewRequest
-from scheduler_svc.core.request.request import Request, Terms
+from scheduler_svc.core.request.request import Request
+from scheduler_svc.core.request.request_parts import Terms
 from scheduler_svc.core.state.live_requests import LiveRequests
 from tandem.errors import InternalError, RequestNotFound
 from tests.scheduler_svc.core.harness import GREEDY
