@@ -393,5 +393,6 @@ class TestEvents:
         """
         engine, _ = engine_and_runner()
         request_id = engine.submit_request([5])
-        with pytest.raises(ConfigError, match="track_request_events"):
+        with pytest.raises(SchedulerError, match="track_request_events") as refused:
             engine.request_events(request_id)
+        assert "EVENTS_NOT_TRACKED" == refused.value.reason
