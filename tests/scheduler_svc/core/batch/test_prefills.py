@@ -350,6 +350,25 @@ class TestLongPrompts:
         assert rig.ended[first].total_s < rig.ended[second].total_s
         rig.run()
 
+    def test_a_prompt_as_long_as_the_threshold_is_not_long(self):
+        """
+        Two prompts of the threshold's length are computed side by side; of longer ones the second waits.
+        """
+        for prompt_len, expected in ((4, [4, 4]), (5, [5])):
+            rig = make(budget=9, long_prefill_threshold=4)
+            rig.submit(prompt_len=prompt_len, max_tokens=1)
+            rig.submit(prompt_len=prompt_len, max_tokens=1)
+            assert expected == rig.step().row_num_tokens.tolist()[: len(expected)]
+
+    def test_the_last_token_of_a_step_goes_to_a_prompt_that_needs_just_one(self):
+        """
+        A chunk of one token is worth a row where it ends its prompt.
+        """
+        rig = make(budget=9)
+        rig.submit(prompt_len=8, max_tokens=1)
+        rig.submit(prompt_len=1, max_tokens=1)
+        assert [8, 1] == rig.step().row_num_tokens.tolist()
+
     @pytest.mark.parametrize("delay", [1, 4])
     @pytest.mark.parametrize("chunk", [None, 3, 8])
     def test_with_chunks_and_decodes_tokens_are_the_same(self, chunk, delay):

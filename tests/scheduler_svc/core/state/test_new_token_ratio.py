@@ -224,6 +224,16 @@ class TestAdmission:
             batch = rig.plan()
             assert admitted is bool(batch.admits)
 
+    @pytest.mark.parametrize(("max_tokens", "num_admitted"), [(30, 2), (41, 1)])
+    def test_requests_of_one_step_leave_each_other_room(self, max_tokens, num_admitted):
+        """
+        A request that is admitted beside another counts with all of the other's output, not with a share of it.
+        """
+        rig = Rig(small_config(max_num_blocks=22, max_model_len=88), options=options())
+        rig.submit(prompt_len=8, max_tokens=40, eos_token_ids=AN_EOS)
+        rig.submit(prompt_len=4, max_tokens=max_tokens, eos_token_ids=AN_EOS)
+        assert num_admitted == len(rig.step().admits)
+
     @pytest.mark.parametrize(("num_blocks", "admitted"), [(20, True), (19, False)])
     def test_who_has_no_eos_is_admitted_if_memory_lasts(self, num_blocks, admitted):
         """
