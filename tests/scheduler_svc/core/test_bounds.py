@@ -9,12 +9,15 @@ from scheduler_svc.core.observe.request_events import EventKind
 from scheduler_svc.core.observe.stats import INTER_TOKEN_BOUNDS_S, TTFT_BOUNDS_S
 from scheduler_svc.core.queue.keyed_heap import KeyedHeap
 from scheduler_svc.core.queue.retry_advice import RetryAdvice
+from scheduler_svc.core.request.events import CoreEvents
+from scheduler_svc.core.request.geometry import ExecutorGeometry
+from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions, SchedulePolicy
 from scheduler_svc.core.request.request import FinishReason, RequestState
 from scheduler_svc.core.slots.end_ids import MAX_END_ID
 from tandem.admin.v1 import requests_pb2
 from tandem.common.v1 import finish_reason_pb2
-from tests.scheduler_svc.core.harness import Rig, small_config
+from tests.scheduler_svc.core.harness import GREEDY, Rig, small_config
 
 WIDE = {"max_num_blocks": 400, "max_batch_size": 48, "max_num_seqs": 100, "max_total_tokens": 64}
 
@@ -54,6 +57,41 @@ class TestBadRows:
         assert {0} == set(rig.failed)
         assert 0 == rig.ended[again].num_cached_tokens
         assert rig.expected(again) == rig.outputs[again]
+
+
+class TestUnset:
+    def test_what_a_request_leaves_out_is_none(self):
+        """
+        Nothing said is one choice of priority 0 of no tenant, without a deadline, ends or outputs of its own.
+        """
+        new = NewRequest(
+            request_id="r", handle=1, prompt=np.ones(1, np.int32), sampling=GREEDY, max_tokens=1,
+            arrival_s=0.0,
+        )  # fmt: skip
+        assert (1, 0, "", b"", None) == (
+            new.num_choices, new.priority, new.tenant, new.cache_salt, new.deadline_s,
+        )  # fmt: skip
+        assert not (new.eos_token_ids | new.stop_token_ids | new.finished_choices)
+        assert ((), b"", False) == (new.prior_outputs, new.block_digests, new.fills_context)
+
+    def test_an_executor_that_says_nothing_of_host_memory_has_none(self):
+        """
+        Without host blocks nothing is swapped.
+        """
+        geometry = ExecutorGeometry(
+            num_blocks=8, block_size=4, num_slots=2, max_batch_size=2, max_total_tokens=8,
+            max_model_len=16,
+        )  # fmt: skip
+        assert 0 == geometry.num_host_blocks
+
+    def test_columns_of_no_token_cannot_be_written(self):
+        """
+        Events without tokens share their empty columns, so that none may change them.
+        """
+        events = CoreEvents()
+        for column in (events.token_handle, events.token_offset, events.token):
+            assert 0 == len(column)
+            assert not column.flags.writeable
 
 
 class TestCounts:

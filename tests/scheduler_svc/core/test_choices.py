@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler_svc.core.kv_cache.prefix_cache import writer_key
 from scheduler_svc.core.request.options import CoreOptions, Eviction
 from scheduler_svc.core.request.request import FinishReason
 from tandem.errors import QueueFull, RequestNotFound
@@ -52,6 +53,19 @@ class TestForks:
         assert [0, prompt_len - 1, prompt_len - 1] == cached_in_order(rig)
         assert prompt_len + 2 == rig.core.stats().prefill_tokens
         assert_outputs(rig)
+
+    def test_a_choice_knows_which_slot_computed_the_prompt(self):
+        """
+        Choices that share a prompt have its writer, by slot and generation, so that a row error of it reaches them.
+        """
+        rig = rig_of(CoreOptions(prefix_caching=False))
+        rig.submit(9, num_choices=3)
+        rig.step()
+        rig.step()
+        replica = rig.core._replica
+        assert 1 == replica.slots.generation[0]
+        for slot in (1, 2):
+            assert frozenset({writer_key(0, 1)}) == replica.slots.request_of(slot).prefix.writers
 
     def test_only_a_block_that_is_written_on_is_copied(self):
         """

@@ -266,6 +266,24 @@ class TestPrefillFirst:
         for handle in range(6):
             assert rig.expected(handle) == rig.outputs[handle]
 
+    def test_the_oldest_decode_gets_the_last_block_beside_prompts(self):
+        """
+        Where one block is left for two decodes of a step with prompts, the older one grows, and tokens stay right.
+        """
+        config = small_config(
+            max_num_blocks=17, max_model_len=36, max_total_tokens=10, max_batch_size=6
+        )
+        options = CoreOptions(
+            step_priority=PREFILL_FIRST, max_prefill_share=0.5, schedule_conservativeness=0.0,
+            prefix_caching=False,
+        )  # fmt: skip
+        rig = Rig(config, options=options)
+        for prompt_len in (7, 16, 5, 18):
+            rig.submit(prompt_len=prompt_len, max_tokens=14)
+        rig.run()
+        for handle in range(4):
+            assert rig.expected(handle) == rig.outputs[handle]
+
 
 class TestLongPrompts:
     def steps_until_first_token(self, rig: Rig, handle: int) -> int:

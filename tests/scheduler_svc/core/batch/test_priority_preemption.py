@@ -44,6 +44,23 @@ class TestGivingWay:
         assert (0, 1) == tuple(rig.ended[one].num_preemptions for one in (better, worse))
         assert all(rig.expected(handle) == rig.outputs[handle] for handle in (worse, better))
 
+    def test_an_arrival_is_looked_at_though_another_found_no_room(self):
+        """
+        A request that found no memory keeps those behind it waiting, but none of better priority that arrives.
+        """
+        rig = rig_of(num_rows=3, max_num_blocks=10)
+        rig.submit(prompt_len=20, max_tokens=4, priority=1)
+        for _ in range(2):
+            rig.step()
+        large = rig.submit(prompt_len=24, max_tokens=4, priority=1)
+        rig.step()
+        assert rig.core._replica.is_full
+        better = rig.submit(prompt_len=3, max_tokens=1)
+        rig.step()
+        assert better in rig.ended
+        rig.run()
+        assert rig.expected(large) == rig.outputs[large]
+
     def test_equal_priority_waits(self):
         """
         A request of the same priority never takes a slot, however long it waits.

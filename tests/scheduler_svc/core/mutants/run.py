@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results.tsv"
 COLUMNS = ["key", "file", "function", "line", "was", "becomes", "noticed_by"]
 CORE = "scheduler_svc/core"
-ORACLES = {"integrity.py", "slot_checks.py"}
+ORACLES = {"integrity.py", "invariants.py", "slot_checks.py"}
 """Modules that find bugs and are not mutated: `test_integrity.py` plants what they find."""
 
 
