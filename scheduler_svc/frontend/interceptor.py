@@ -70,7 +70,7 @@ def _guarded(behavior: Callable[..., Awaitable[object]], method: str) -> Callabl
                 context,
                 InternalError(
                     "the scheduler failed on this call because of a bug; "
-                    "its log has the details under the same request id"
+                    "its log has the traceback, as event call_broken"
                 ),
             )
         return None

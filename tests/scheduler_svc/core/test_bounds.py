@@ -62,7 +62,7 @@ class TestBadRows:
 class TestUnset:
     def test_what_a_request_leaves_out_is_none(self):
         """
-        Nothing said is one choice of priority 0 of no tenant, without a deadline, ends or outputs of its own.
+        A request has one choice, priority 0, no tenant, deadline, end ids or outputs where it names none.
         """
         new = NewRequest(
             request_id="r", handle=1, prompt=np.ones(1, np.int32), sampling=GREEDY, max_tokens=1,
