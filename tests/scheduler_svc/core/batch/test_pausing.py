@@ -114,6 +114,30 @@ class TestPausing:
         for handle in range(4):
             assert rig.expected(handle) == rig.outputs[handle]
 
+    def test_a_resumed_request_has_its_row_in_the_same_step(self):
+        """
+        A request that gets a block decodes in the step that gives it, also where others are paused in its plan.
+        """
+        config = small_config(
+            max_num_blocks=12, max_model_len=40, max_batch_size=8, max_total_tokens=16
+        )
+        rig = Rig(config, options=pausing(3, prefix_caching=True))
+        for prompt_len, max_tokens in ((3, 16), (7, 9), (1, 19), (6, 2), (8, 6)):
+            rig.submit(prompt_len=prompt_len, max_tokens=max_tokens)
+        num_resumed = 0
+        while rig.core.has_pending_work():
+            before = set(rig.core._replica.paused)
+            batch = rig.plan()
+            decoding = rig.core._replica.slots.decoding
+            resumed = [slot for slot in before - set(rig.core._replica.paused) if decoding[slot]]
+            if batch is not None and batch.num_tokens < 16:
+                assert set(resumed) <= set(batch.row_slot.tolist())
+                num_resumed += len(resumed)
+            rig.now += 1
+            while rig.pending:
+                rig.deliver()
+        assert num_resumed >= 1
+
     def test_nobody_is_admitted_while_anyone_is_paused(self):
         """
         Blocks that become free go to paused requests before any waiting one.

@@ -66,6 +66,7 @@ RELATED = {
     "planner": ("prefills", "pausing", "preemption", "trials"),
     "prefix_cache": ("prefix_index", "choices"),
     "request": ("ends", "recovery", "priority_preemption", "preemption"),
+    "request_parts": ("request", "preemption", "priority_preemption", "limits", "ends"),
     "replica": ("ends", "recovery", "prefix_cache", "swapping", "pausing", "preemption"),
     "retry_advice": ("limits",),
     "scheduler": (

@@ -21,6 +21,13 @@ def request(number: int = 0, **changes) -> Request:
 
 
 class TestTerms:
+    def test_a_request_comes_with_no_output_and_its_whole_prompt(self):
+        """
+        Unless more is said, no output token is known, none was cut and none is queued.
+        """
+        terms = Terms(stop_len=24)
+        assert (0, 0, 0) == (terms.num_prior, terms.num_truncated_tokens, terms.queued_tokens)
+
     @pytest.mark.parametrize(("num_tokens", "expected"), [(-1, 1), (0, 1), (1, 1), (7, 7)])
     def test_at_least_one_token_is_queued(self, num_tokens, expected):
         """
