@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.invariants import require
 from tandem.link.batch import Int32Column
 
 MAX_END_ID = (1 << 24) - 1
@@ -44,6 +46,18 @@ class EndIds:
             else:
                 del self._counts[token]
                 self._is_end[token] = False
+
+    def check_integrity(self, running: Iterable[Iterable[int]]) -> None:
+        """
+        Compare the counts with the end ids of the running requests.
+
+        Raises:
+            InternalError: An id is counted that ends none of them, or the other way round.
+        """
+        counts = Counter(token for ids in running for token in ids)
+        require(counts == self._counts, "end ids are not those of the running requests")
+        ends = np.flatnonzero(self._is_end).tolist()
+        require(sorted(counts) == ends, "the table of end ids differs from their counts")
 
     def may_end(self, tokens: Int32Column) -> NDArray[np.bool_]:
         """Return for each token True if it ends any running request; shape of `tokens`."""

@@ -59,6 +59,18 @@ def run_without_a_request(replica):
     replica.slots._requests[0] = None
 
 
+def end_at_an_id_of_no_request(replica):
+    replica.slots.admitted.end_ids.add([5])
+
+
+def look_up_another_id(replica):
+    replica.slots.admitted.end_ids._is_end = np.ones(1, np.bool_)
+
+
+def report_to_another_handle(replica):
+    replica.slots.admitted.handle[0] += 1
+
+
 def miscount_running(replica):
     replica.slots.num_running += 1
 
@@ -285,6 +297,9 @@ NAMED = {
     wait_for_what_is_not_in_flight: "a draining request waits for what is not in flight",
     wait_in_another_state: "a request waits in another state",
     wait_with_a_slot: "a waiting request has a slot",
+    end_at_an_id_of_no_request: "end ids are not those of the running requests",
+    look_up_another_id: "the table of end ids differs from their counts",
+    report_to_another_handle: "has facts of another request",
     be_nowhere: "a request is in no place or in two",
     give_way_without_running: "a request that does not run may give way",
     admit_none_though_none_runs: "none runs and none may be admitted",
