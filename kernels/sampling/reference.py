@@ -29,6 +29,7 @@ TOP_P_SLACK = 1e-6
 """Mass by which a nucleus may fall short of top_p: float32 rounding must not add a token."""
 
 MASS_SCALE = 2.0**40
+"""Integer mass of the likeliest id: the masses of fewer than 2**23 ids sum without overflow."""
 _NEVER = float("-inf")
 
 
