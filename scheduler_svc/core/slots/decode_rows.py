@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.invariants import require
 from scheduler_svc.core.request.geometry import BlockIds
 from tandem.link.batch import ROW_SAMPLES, Int32Column, UInt8Column, UInt32Column
 
@@ -198,6 +199,19 @@ class DecodeRows:
         if self._is_ahead:
             planned[self.slot] = self.start
             self._is_ahead = False
+
+    def check_integrity(self, fresh: DecodeRows) -> None:
+        """
+        Compare rows that are kept from step to step with rows of the same slots made anew.
+
+        Raises:
+            InternalError: A column or count differs.
+        """
+        for name in ("slot", "generation", "handle", "prompt_len", "start"):
+            is_same = np.array_equal(getattr(self, name), getattr(fresh, name))
+            require(is_same, f"kept decode rows have another {name} than the slots")
+        require(self.key_sum == fresh.key_sum, "kept decode rows have the keys of other slots")
+        require(self.num_left == fresh.num_left, "kept decode rows end at another step")
 
     def _by_phase(self) -> list[GrowingRows]:
         """

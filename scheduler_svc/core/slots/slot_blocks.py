@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.invariants import require
 from scheduler_svc.core.request.geometry import BlockIds, Limits
 from scheduler_svc.core.slots.decode_rows import GrowingRows
 from tandem.link.batch import Int32Column
@@ -95,6 +96,18 @@ class SlotBlocks:
         if len(self._late) == MAX_LATE:
             self._write()
         return self._keys.sum_with_keys(keys, index, blocks)
+
+    def check_integrity(self, live: NDArray[np.bool_]) -> None:
+        """
+        Compare the numbers of blocks with the slots that the executor holds, shape ``[slots]``.
+
+        Raises:
+            InternalError: The first invariant that does not hold.
+        """
+        is_right = (self.num_blocks > 0) == live
+        require(bool(is_right.all()), "a live slot has no block, or a free one has some")
+        is_ahead = self.num_blocks > self.table.shape[1]
+        require(not is_ahead.any(), "a slot has more blocks than its table")
 
     def _write(self) -> None:
         """Write the blocks kept so far into the tables."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from scheduler_svc.core.invariants import require
 from scheduler_svc.core.request.request import Request
-from scheduler_svc.core.slots.slots import SlotTable
+
+if TYPE_CHECKING:
+    from scheduler_svc.core.slots.slots import SlotTable
 
 
 def check_slots(slots: SlotTable) -> None:

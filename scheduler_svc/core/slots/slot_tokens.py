@@ -9,12 +9,14 @@ request ends. So results are kept as they came, and written when a column is rea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.invariants import require
 from scheduler_svc.core.request.request import Request
 from scheduler_svc.core.slots.decode_rows import DecodeRows
 from scheduler_svc.core.slots.planned_rows import SlotColumn
@@ -45,18 +47,17 @@ class SlotTokens:
         "_last_token_s",
         "_late",
         "_raw",
-        "_requests",
+        "_request_of",
         "tail_start",
     )
 
-    def __init__(self, requests: list[Request | None]) -> None:
+    def __init__(self, n: int, request_of: Callable[[int], Request]) -> None:
         """
         Args:
-            requests: The request of each slot, kept up to date by the caller; a full tail is moved
-                to its request.
+            n: Number of slots.
+            request_of: Called with a running slot for its request, to which a full tail is moved.
         """
-        n = len(requests)
-        self._requests = requests
+        self._request_of = request_of
         self._known = np.zeros(n, np.int32)
         self._applied = np.zeros(n, np.int32)
         self._last_token_s = np.zeros(n, np.float64)
@@ -136,6 +137,20 @@ class SlotTokens:
         """Return the number of tokens in a slot's tail."""
         return int(self.known[slot] - self.tail_start[slot])
 
+    def check_integrity(self) -> None:
+        """
+        Compare the columns with one another.
+
+        Raises:
+            InternalError: The first invariant that does not hold.
+        """
+        length = self.known - self.tail_start
+        require(not (length < 0).any(), "a slot's tail begins behind its tokens")
+        require(not (length > TAIL_LEN).any(), "a slot's tail has no room for its tokens")
+        began = self._base != 0  # a slot that no request ever had has no tail yet
+        is_own = self._base == np.arange(len(length)) * _ROW_LEN - self.tail_start
+        require(bool(is_own[began].all()), "a slot's tokens go into another's tail")
+
     def _write(self) -> None:
         """Write the results kept so far into the columns."""
         if not self._late:
@@ -171,8 +186,6 @@ class SlotTokens:
         places = zip(slots.tolist(), start.tolist(), stop.tolist(), strict=True)
         size = self._flat.itemsize
         for slot, first, end in places:
-            request = self._requests[slot]
-            assert request is not None
-            request.append_column(self._raw[size * first : size * end])
+            self._request_of(slot).append_column(self._raw[size * first : size * end])
         self.tail_start[slots] = known
         self._base[slots] = slots * _ROW_LEN - known

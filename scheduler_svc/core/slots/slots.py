@@ -11,6 +11,7 @@ from scheduler_svc.core.slots.admitted_columns import AdmittedColumns
 from scheduler_svc.core.slots.decode_rows import DecodeRows, GrowingRows, RowConstants
 from scheduler_svc.core.slots.planned_rows import SlotColumn
 from scheduler_svc.core.slots.slot_blocks import SlotBlocks
+from scheduler_svc.core.slots.slot_checks import check_slots
 from scheduler_svc.core.slots.slot_tokens import SlotTokens
 from tandem.link.batch import Int32Column
 from tandem.link.slots.state_hash import StateHash, block_terms, length_key, slot_term
@@ -75,7 +76,7 @@ class SlotTable:
         self._planned = np.zeros(n, np.int32)
         self._requests: list[Request | None] = [None] * n
         self.admitted = AdmittedColumns(n)
-        self.tokens = SlotTokens(self._requests)
+        self.tokens = SlotTokens(n, self.request_of)
         self.blocks = SlotBlocks(limits)
         self.ended: dict[int, Request] = {}
         self.num_running = 0
@@ -210,10 +211,13 @@ class SlotTable:
     def decode_rows(self) -> DecodeRows:
         """Return the rows of all decoding slots with tokens left to compute, ordered by slot."""
         if self._decode_rows is None:
-            is_ready = self.decoding & (self.planned < self.admitted.stop_len - 1)
-            self._decode_rows = self.rows_of(is_ready.nonzero()[0], self._next_version)
+            self._decode_rows = self.rows_of(self._ready(), self._next_version)
             self._next_version += 1
         return self._decode_rows
+
+    def _ready(self) -> NDArray[np.intp]:
+        """Return the decoding slots with tokens left to compute, in order."""
+        return (self.decoding & (self.planned < self.admitted.stop_len - 1)).nonzero()[0]
 
     def rows_of(self, slots: NDArray[np.intp], version: int = 0) -> DecodeRows:
         """Return the rows of these decoding slots, shape ``[N]``, for one step unless numbered."""
@@ -281,6 +285,19 @@ class SlotTable:
         width = self.blocks.table.shape[1]
         held: NDArray[np.bool_] = np.arange(width) < self.blocks.num_blocks[:, None]
         return self.blocks.table[held & self.live[:, None]]
+
+    def check_integrity(self) -> None:
+        """
+        Check each part, and compare the columns, the requests in the slots and the state hash.
+
+        Raises:
+            InternalError: The first invariant that does not hold.
+        """
+        self.tokens.check_integrity()
+        self.blocks.check_integrity(self.live)
+        check_slots(self)
+        if self._decode_rows is not None:
+            self._decode_rows.check_integrity(self.rows_of(self._ready()))
 
     def recomputed_hash(self) -> int:
         """Compute the state hash from scratch, to compare with `state_hash`."""

@@ -11,7 +11,6 @@ from scheduler_svc.core.queue.keyed_heap import KeyedHeap
 from scheduler_svc.core.request.geometry import Limits
 from scheduler_svc.core.request.request import Request, RequestState
 from scheduler_svc.core.slots.planned_rows import PlannedRows
-from scheduler_svc.core.slots.slot_checks import check_slots
 from scheduler_svc.core.slots.slots import SlotTable
 from scheduler_svc.core.state.cell import Cell
 from scheduler_svc.core.state.new_token_ratio import NewTokenRatio
@@ -211,7 +210,7 @@ class Replica:
         slots, counters = self.slots, self.cell.counters
         without_slot = {one.number for one in self.cell.requests if one.place.slot is None}
         self.kv.check_integrity(slots, without_slot)
-        check_slots(slots)
+        slots.check_integrity()
         self.ratio.check_integrity(counters.decode_steps)
         self.room.check_integrity(counters.compute.steps)
         self.suspension.check_integrity(len(slots.live) - slots.num_free())

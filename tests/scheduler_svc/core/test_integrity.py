@@ -71,6 +71,35 @@ def report_to_another_handle(replica):
     replica.slots.admitted.handle[0] += 1
 
 
+def begin_a_tail_behind_its_tokens(replica):
+    replica.slots.tokens.tail_start[0] += 100
+
+
+def outgrow_a_tail(replica):
+    replica.slots.tokens.tail_start[0] -= 600
+
+
+def write_into_another_tail(replica):
+    replica.slots.tokens._base[0] += 5
+
+
+def give_a_free_slot_a_block(replica):
+    replica.slots.blocks.num_blocks[(~replica.slots.live).nonzero()[0][0]] = 1
+
+
+def keep_rows_with_other_keys(replica):
+    replica.slots.decode_rows().key_sum += 1
+
+
+def keep_rows_too_long(replica):
+    replica.slots.decode_rows().num_left += 1
+
+
+def keep_rows_that_started_earlier(replica):
+    rows = replica.slots.decode_rows()
+    rows.start = rows.start - 1
+
+
 def miscount_running(replica):
     replica.slots.num_running += 1
 
@@ -297,6 +326,13 @@ NAMED = {
     wait_for_what_is_not_in_flight: "a draining request waits for what is not in flight",
     wait_in_another_state: "a request waits in another state",
     wait_with_a_slot: "a waiting request has a slot",
+    begin_a_tail_behind_its_tokens: "a slot's tail begins behind its tokens",
+    outgrow_a_tail: "a slot's tail has no room for its tokens",
+    write_into_another_tail: "a slot's tokens go into another's tail",
+    give_a_free_slot_a_block: "a live slot has no block, or a free one has some",
+    keep_rows_with_other_keys: "kept decode rows have the keys of other slots",
+    keep_rows_too_long: "kept decode rows end at another step",
+    keep_rows_that_started_earlier: "kept decode rows have another start",
     end_at_an_id_of_no_request: "end ids are not those of the running requests",
     look_up_another_id: "the table of end ids differs from their counts",
     report_to_another_handle: "has facts of another request",
