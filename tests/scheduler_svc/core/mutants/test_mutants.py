@@ -61,7 +61,7 @@ class TestResults:
         survivors = {key for key, row in rows.items() if not row["noticed_by"]}
         with (HERE / "survivors.tsv").open(newline="") as file:
             reasons = {row["key"]: row["reason"] for row in csv.DictReader(file, delimiter="\t")}
-        assert len(rows) >= 60
+        assert len(rows) >= 200
         assert len(survivors) <= 0.05 * len(rows)
         assert all(reasons.get(key) for key in survivors)
 
