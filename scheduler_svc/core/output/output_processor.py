@@ -1,4 +1,9 @@
-"""Output processing: applies a step's result (tokens, ends, row errors, computed tokens)."""
+"""
+Output processing: applies a step's result (tokens, ends, row errors, computed tokens).
+
+`result_check` holds a result against the batch that it answers, `row_errors` decides on each row
+error.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +12,21 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.faults.distrust import distrust, retry_alone
 from scheduler_svc.core.faults.trials import note_progress
 from scheduler_svc.core.output.logprobs import note_logprobs
+from scheduler_svc.core.output.result_check import (
+    check_result,
+    is_as_planned,
+    late_rows,
+    rows_of_result,
+)
+from scheduler_svc.core.output.row_errors import fail_row
 from scheduler_svc.core.request.request import Request, RequestState
 from scheduler_svc.core.slots.planned_rows import PlannedRows, SlotColumn
-from scheduler_svc.core.slots.slots import SlotTable
-from scheduler_svc.core.state.ends import fail, finish_if_over
+from scheduler_svc.core.state.ends import finish_if_over
 from scheduler_svc.core.state.replica import Replica
-from tandem.errors import InvalidLogits, InvalidParameter, SessionLost, TandemError
 from tandem.link.batch import Int32Column
-from tandem.link.results import RowError, RowErrorKind, StepResult
+from tandem.link.results import StepResult
 
 _TRUE = b"\x01"
 
@@ -29,10 +38,8 @@ def apply_result(replica: Replica, result: StepResult, now: float) -> None:
     Raises:
         SessionLost: The result is not that of the batch; nothing was changed then.
     """
-    if not replica.in_flight:
-        raise SessionLost(f"result of step {result.step_id} arrived with no step in flight")
-    rows = replica.in_flight[0]
-    if _is_as_planned(replica.slots, rows, result):
+    rows = rows_of_result(replica, result)
+    if is_as_planned(replica.slots, rows, result):
         if result.logprobs is not None:
             note_logprobs(replica, result, result.logprobs)
         _apply_as_planned(replica, rows, result, now)
@@ -40,21 +47,6 @@ def apply_result(replica: Replica, result: StepResult, now: float) -> None:
         _apply_any(replica, rows, result, now)
     if replica.cell.suspects.has_marks:
         note_progress(replica, now)
-
-
-def _is_as_planned(slots: SlotTable, rows: PlannedRows, result: StepResult) -> bool:
-    """
-    Return True when all rows still run and the result has exactly their tokens, as it nearly always
-    does; the check is cheap.
-    """
-    return (
-        rows.num_departures == slots.num_departures
-        and not result.row_errors
-        and len(result.token) == len(rows.sampling_slot)
-        and result.position.tobytes() == rows.sampling_end.tobytes()
-        and result.slot.tobytes() == rows.sampling_slot.tobytes()
-        and result.generation.tobytes() == rows.sampling_generation.tobytes()
-    )
 
 
 def _apply_as_planned(replica: Replica, rows: PlannedRows, result: StepResult, now: float) -> None:
@@ -99,12 +91,12 @@ def _append_decodes(replica: Replica, rows: PlannedRows, token: Int32Column, now
 
 
 def _apply_any(replica: Replica, rows: PlannedRows, result: StepResult, now: float) -> None:
-    late = _check(replica, rows, result)
+    late = check_result(replica, rows, result)
     replica.note_result()
     for error in result.row_errors:
-        _fail_row(replica, error)
+        fail_row(replica, error)
     if result.row_errors:  # These may also have stopped rows that shared KV with them.
-        late = _late_rows(replica, result)
+        late = late_rows(replica, result)
     drained = _count_rows(replica, rows)
     if result.logprobs is not None:
         note_logprobs(replica, result, result.logprobs, late)
@@ -117,64 +109,6 @@ def _apply_any(replica: Replica, rows: PlannedRows, result: StepResult, now: flo
     for request in drained:
         if request.state is RequestState.DRAINING:
             replica.wait_again(request)
-
-
-def _check(replica: Replica, rows: PlannedRows, result: StepResult) -> NDArray[np.intp]:
-    """
-    Check that each row that was to sample has one token at its expected position, or a row error.
-
-    Returns:
-        Rows of the result for requests that no longer run in their slots, shape ``[L]``.
-    """
-    slot, generation = rows.sampling_slot, rows.sampling_generation
-    if result.row_errors:
-        sampled = _without_errors(rows, result)
-        slot, generation = slot[sampled], generation[sampled]
-    lengths = {len(slot), len(result.slot), len(result.position), len(result.token)}
-    if (
-        len(lengths) > 1
-        or (slot != result.slot).any()
-        or not np.array_equal(generation, result.generation)
-    ):
-        message = (
-            f"result of step {result.step_id} has tokens for slots {result.slot.tolist()}, "
-            f"planned were {slot.tolist()}"
-        )
-        raise SessionLost(message)
-    slots = replica.slots
-    expected = slots.tokens.known[slot]
-    late = _late_rows(replica, result)
-    for row in late.tolist():
-        request = replica.draining.get((int(slot[row]), int(generation[row])))
-        # Tokens of requests that ended are dropped, at any position.
-        expected[row] = result.position[row] if request is None else request.num_known
-    if (expected != result.position).any():
-        row = np.flatnonzero(expected != result.position)[0]
-        message = (
-            f"result of step {result.step_id} has a token at position {result.position[row]} of "
-            f"slot {slot[row]}, expected position {expected[row]}"
-        )
-        raise SessionLost(message)
-    return late
-
-
-def _late_rows(replica: Replica, result: StepResult) -> NDArray[np.intp]:
-    """Return rows of a result for requests that no longer run in their slots, shape ``[L]``."""
-    slots, slot = replica.slots, result.slot
-    is_late = (slots.generation[slot] != result.generation) | ~slots.running[slot]
-    late: NDArray[np.intp] = is_late.nonzero()[0]
-    return late
-
-
-def _without_errors(rows: PlannedRows, result: StepResult) -> NDArray[np.bool_]:
-    """Return a mask of the rows that were to sample: True for those without a row error."""
-    failed = {(error.slot, error.generation) for error in result.row_errors}
-    planned = zip(rows.slot.tolist(), rows.generation.tolist(), strict=True)
-    if strangers := failed.difference(planned):
-        message = f"result of step {result.step_id} has errors of rows not planned: {strangers}"
-        raise SessionLost(message)
-    keys = zip(rows.sampling_slot.tolist(), rows.sampling_generation.tolist(), strict=True)
-    return np.array([key not in failed for key in keys], np.bool_)
 
 
 def _without(result: StepResult, late: NDArray[np.intp]) -> StepResult:
@@ -286,29 +220,3 @@ def _append_late_token(replica: Replica, result: StepResult, row: int, now: floa
     if cell.recorder is not None:
         cell.recorder.note_tokens([(request, token)], replica.kv.pool, now)
     finish_if_over(replica, request, token, now)
-
-
-def _fail_row(replica: Replica, error: RowError) -> None:
-    request = replica.request_at(error.slot, error.generation)
-    if request is None:
-        return
-    if request.prefix.writers and error.kind is RowErrorKind.INVALID_LOGITS:
-        retry_alone(replica, request)
-    else:
-        distrust(replica, request)
-        fail(replica, request, _row_error(request, error))
-
-
-def _row_error(request: Request, error: RowError) -> TandemError:
-    request_id = request.new.request_id
-    if error.kind is RowErrorKind.TOKEN_OUT_OF_RANGE:
-        message = (
-            f"a token of request {request_id} is outside the model's vocabulary ({error.message}): "
-            "tokenize with this model's tokenizer"
-        )
-        return InvalidParameter(message, field="prompt")
-    message = (
-        f"the model produced NaN or infinity for request {request_id} ({error.message}): try "
-        "another prompt, and check the model's weights if others fail too"
-    )
-    return InvalidLogits(message)

@@ -68,7 +68,9 @@ RELATED = {
     "request": ("ends", "recovery", "priority_preemption", "preemption"),
     "request_parts": ("request", "preemption", "priority_preemption", "limits", "ends"),
     "replica": ("ends", "recovery", "prefix_cache", "swapping", "pausing", "preemption"),
+    "result_check": ("recovery", "ends", "planner", "running_ahead"),
     "retry_advice": ("limits",),
+    "row_errors": ("prefix_cache", "bounds", "distrust"),
     "scheduler": (
         *("ends", "recovery", "admission", "suspension", "trials", "preemption"),
         *("priority_preemption",),

@@ -12,7 +12,7 @@ from scheduler_svc.core import admission, scheduler
 from scheduler_svc.core.batch import batch_builder, planner, prefill_admission, prefills, swapping
 from scheduler_svc.core.kv_cache import host_blocks, prefix_cache
 from scheduler_svc.core.kv_cache.block_pool import BlockPool
-from scheduler_svc.core.output import output_processor
+from scheduler_svc.core.output import output_processor, row_errors
 from scheduler_svc.core.queue.queue import WaitingQueue
 from scheduler_svc.core.request import request
 from scheduler_svc.core.request.options import PreemptionMode, VictimRule
@@ -173,8 +173,8 @@ def fail_who_read_bad_rows(monkeypatch):
     def fail(executor, victim):
         ends.fail(executor, victim, InvalidLogits("NaN"))
 
-    monkeypatch.setattr(output_processor, "distrust", lambda *_: None)
-    monkeypatch.setattr(output_processor, "retry_alone", fail)
+    monkeypatch.setattr(row_errors, "distrust", lambda *_: None)
+    monkeypatch.setattr(row_errors, "retry_alone", fail)
 
 
 def forget_host_copies(monkeypatch):
