@@ -6,6 +6,8 @@ import heapq
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
+from scheduler_svc.core.invariants import require
+
 T = TypeVar("T")
 _MIN_STALE = 64
 
@@ -51,6 +53,16 @@ class KeyedHeap(Generic[T]):
                 return found
             heapq.heappop(self._heap)
         return None
+
+    def check_integrity(self) -> None:
+        """
+        Check that each item has its entry in the heap.
+
+        Raises:
+            InternalError: One would never surface.
+        """
+        entries = {(order, number) for number, (order, _) in self._items.items()}
+        require(entries <= set(self._heap), "an item of a heap would never surface")
 
     def __len__(self) -> int:
         return len(self._items)

@@ -50,6 +50,9 @@ class Bucket(Protocol):
 
     def __len__(self) -> int: ...
 
+    def numbers(self) -> set[int]:
+        """Return the numbers of the requests that are here."""
+
     def in_order(self, view: PrefixView | None, num_waiting: int) -> Iterator[Request]:
         """
         Yield the requests, next one first. A request that was yielded may be removed meanwhile, but
@@ -79,6 +82,10 @@ class FcfsBucket:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def numbers(self) -> set[int]:
+        """Return the numbers of the requests that are here."""
+        return set(self._waiting)
 
     def in_order(self, _view: PrefixView | None, _num_waiting: int) -> Iterator[Request]:
         """Yield in order of arrival; only after a head that stays here are the others listed."""
@@ -112,6 +119,10 @@ class KeyBucket:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def numbers(self) -> set[int]:
+        """Return the numbers of the requests that are here."""
+        return {request.number for request in self._waiting}
 
     def in_order(self, _view: PrefixView | None, _num_waiting: int) -> Iterator[Request]:
         """Yield by key, then by arrival."""

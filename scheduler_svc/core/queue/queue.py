@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import floor
@@ -196,13 +196,21 @@ class WaitingQueue:
         Raises:
             InternalError: Two of them differ.
         """
+        for heap in (self._levels, self._returned_since, self._returned_aged):
+            heap.check_integrity()
         places = self._places
         ran = {number for number, place in places.items() if place.ran}
         fresh = places.keys() - ran
-        in_buckets = sum(len(bucket) for _, bucket in self._levels)
-        in_periods = sum(sum(periods.values()) for periods in self._fresh_periods.values())
-        if not (fresh == self._fresh.keys() and len(fresh) == in_buckets == in_periods):
+        levels, periods = dict[int, set[int]](), dict[int, Counter[int]]()
+        for number in fresh:
+            priority, period = places[number].request.new.priority, places[number].period
+            levels.setdefault(priority + period, set()).add(number)
+            periods.setdefault(priority, Counter())[period] += 1
+        in_buckets = {level: bucket.numbers() for level, bucket in self._levels}
+        if not (fresh == self._fresh.keys() and levels == in_buckets):
             raise InternalError("the queue's indexes of requests that never ran differ")
+        if periods != self._fresh_periods:
+            raise InternalError("the queue's periods of requests that never ran differ")
         if list(self._fresh) != sorted(self._fresh):
             raise InternalError("requests that never ran are not in order of arrival")
         by_number = [request.number for one in self._returned.values() for request in one.by_number]
@@ -213,6 +221,9 @@ class WaitingQueue:
         ]
         if not (sorted(by_number) == sorted(by_age) == sorted(ran)):
             raise InternalError("the queue's indexes of requests that ran before differ")
+        by_period = Counter(period for one in self._returned.values() for period in one.by_period)
+        if by_period != Counter(places[number].period for number in ran):
+            raise InternalError("the queue's periods of requests that ran before differ")
         tokens = sum(request.terms.queued_tokens for request in self._fresh.values())
         if tokens != self.num_fresh_tokens:
             raise InternalError("the count of queued tokens is wrong")

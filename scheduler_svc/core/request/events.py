@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.invariants import require
 from scheduler_svc.core.request.request import FinishReason
 from tandem.errors import TandemError
 from tandem.link.batch import Int32Column, no_int32
@@ -182,6 +183,18 @@ class EventLog:
     def add_log(self, line: LogLine) -> None:
         """Add a line for the operators' log."""
         self._log_lines.append(line)
+
+    def check_integrity(self) -> None:
+        """
+        Check the events that were not taken yet.
+
+        Raises:
+            InternalError: Columns differ in length, or a request ends twice.
+        """
+        is_even = all(len(one) == len(two) == len(three) for one, two, three in self._tokens)
+        require(is_even, "columns of tokens differ in length")
+        over = [ended.handle for ended in self._ended] + [one.handle for one in self._failed]
+        require(len(over) == len(set(over)), "a request ends twice")
 
     def take(self) -> CoreEvents:
         """Return, and remove, all events since the last call."""

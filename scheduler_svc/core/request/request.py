@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from scheduler_svc.core.invariants import require
 from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.request_parts import Place, PrefixUse, Setbacks, Terms, Times
 from tandem.errors import InternalError
@@ -111,8 +112,7 @@ class Request:
         return np.concatenate([self.new.prompt, np.array(self.outputs, np.int32)])
 
     def join(self, choices: list[Request]) -> None:
-        """Add it to the live choices of its request, a list that all of these share."""
-        choices.append(self)
+        """Note the live choices of its request, a list that all of these share."""
         self.siblings = choices
 
     def end_wait(self, waited_s: float, *, was_aged: bool) -> None:
@@ -138,6 +138,22 @@ class Request:
         """Forget the digests of its blocks, as blocks have another size from now on."""
         self.prefix.forget_digests()
         self.new = replace(self.new, block_digests=b"")
+
+    def check_integrity(self) -> None:
+        """
+        Compare the parts of a live request with one another.
+
+        Raises:
+            InternalError: The first invariant that does not hold.
+        """
+        name, place = self.new.request_id, self.place
+        require(self.state is not RequestState.ENDED, f"{name} has ended and is live")
+        require(self in self.siblings, f"{name} is none of its own choices")
+        require(len(self.outputs) >= self.terms.num_prior, f"{name} lost outputs it came with")
+        require(self.num_known < self.terms.stop_len, f"{name} is past its end and is live")
+        is_placed = place.slot is None or place.slot == place.key[0]
+        require(is_placed, f"{name} has the key of another slot")
+        require(place.num_in_flight >= 0, f"{name} computed more than was sent")
 
     def move(self, state: RequestState) -> None:
         """

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
+from scheduler_svc.core.invariants import require
 from scheduler_svc.core.request.request import Request
 from scheduler_svc.core.slots.end_ids import EndIds
 
@@ -61,6 +64,26 @@ class AdmittedColumns:
         self.number[slot] = request.number
         self.turn[slot] = self._num_turns = self._num_turns + 1
         self.end_ids.add(request.new.end_ids)
+
+    def check_integrity(self, running: Mapping[int, Request]) -> None:
+        """
+        Compare the columns, and the end ids, with the running requests, by slot.
+
+        Raises:
+            InternalError: The first invariant that does not hold.
+        """
+        for slot, one in running.items():
+            submitted_len = one.prompt_len + one.terms.num_prior
+            facts = (one.new.handle, one.number, one.prompt_len, submitted_len, one.terms.stop_len)
+            columns = (self.handle, self.number, self.prompt_len, self.submitted_len, self.stop_len)
+            told = tuple(int(column[slot]) for column in columns)
+            name = one.new.request_id
+            require(told == facts, f"the row of {name} has facts of another request")
+            require(int(self.max_blocks[slot]) > 0, f"the row of {name} allows no block")
+        turns = [int(self.turn[slot]) for slot in running]
+        is_counted = len(set(turns)) == len(turns) and max(turns, default=0) <= self._num_turns
+        require(is_counted, "two slots have one turn, or one that was not counted")
+        self.end_ids.check_integrity(request.new.end_ids for request in running.values())
 
     def end(self, request: Request) -> None:
         """Note that a request lost its slot; its row stays readable."""

@@ -194,11 +194,12 @@ class DecodeRows:
         before, self._seen_s = self._seen_s, now
         return None if before is None else now - before
 
-    def write_start(self, planned: Int32Column) -> None:
-        """Bring `planned`, a column of all slots, shape ``[slots]``, up to date."""
-        if self._is_ahead:
-            planned[self.slot] = self.start
-            self._is_ahead = False
+    def take_start(self) -> Int32Column | None:
+        """Return `start` where the slot table's column is behind it, which the table mends."""
+        if not self._is_ahead:
+            return None
+        self._is_ahead = False
+        return self.start
 
     def check_integrity(self, fresh: DecodeRows) -> None:
         """

@@ -37,8 +37,6 @@ def check_slots(slots: SlotTable) -> None:
     require(not is_ahead.any(), "a slot has more applied than planned")
     for slot in running:
         _check_holder(slots, slot, slots.request_of(slot))
-    requests = [slots.request_of(slot) for slot in running]
-    slots.admitted.end_ids.check_integrity(request.new.end_ids for request in requests)
     is_hashed = slots.recomputed_hash() == slots.state_hash()
     require(is_hashed, "the state hash differs from the one recomputed from the slot columns")
 
@@ -47,16 +45,11 @@ def _check_holder(slots: SlotTable, slot: int, request: Request) -> None:
     name, stop_len = request.new.request_id, int(slots.admitted.stop_len[slot])
     key, known = (slot, int(slots.generation[slot])), int(slots.tokens.known[slot])
     num_outputs = len(request.outputs) + slots.tokens.tail_len(slot)
-    facts = (request.new.handle, request.number, request.prompt_len, request.terms.stop_len)
-    admitted = slots.admitted
-    columns = (admitted.handle, admitted.number, admitted.prompt_len, admitted.stop_len)
-    told = tuple(int(column[slot]) for column in columns)
-    require(told == facts, f"the row of {name} has facts of another request")
     require(request.place.slot == slot, f"{name} does not know its slot")
     require(request.place.key == key, f"{name} has a wrong slot key")
     require(num_outputs == slots.num_outputs(slot), f"{name} has outputs that were not counted")
     require(known < stop_len, f"{name} runs past its end")
     require(int(slots.planned[slot]) < stop_len, f"{name} computes past its end")
-    num_admitted, applied = int(admitted.known_len[slot]), int(slots.tokens.applied[slot])
+    num_admitted, applied = int(slots.admitted.known_len[slot]), int(slots.tokens.applied[slot])
     known_len = applied + 1 if applied >= num_admitted else num_admitted
     require(known == known_len, f"{name} lost or gained a token")

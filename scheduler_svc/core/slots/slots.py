@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.invariants import require
 from scheduler_svc.core.request.geometry import BlockIds, Limits
 from scheduler_svc.core.request.request import Request
 from scheduler_svc.core.slots.admitted_columns import AdmittedColumns
@@ -93,8 +94,7 @@ class SlotTable:
     @property
     def planned(self) -> Int32Column:
         """Tokens sent for computing, by slot."""
-        if self._decode_rows is not None:
-            self._decode_rows.write_start(self._planned)
+        self._write_planned()
         return self._planned
 
     def state_hash(self) -> int:
@@ -266,9 +266,14 @@ class SlotTable:
 
     def _forget_rows(self) -> None:
         """Drop the rows of decode steps, since they change; `decode_rows` makes new ones."""
-        if self._decode_rows is not None:
-            self._decode_rows.write_start(self._planned)
-            self._decode_rows = None
+        self._write_planned()
+        self._decode_rows = None
+
+    def _write_planned(self) -> None:
+        """Bring the column of planned tokens up to date with the rows of decode steps."""
+        rows = self._decode_rows
+        if rows is not None and (start := rows.take_start()) is not None:
+            self._planned[rows.slot] = start
 
     def num_outputs(self, slot: int) -> int:
         """Return the number of output tokens known of a slot's request."""
@@ -295,6 +300,10 @@ class SlotTable:
         """
         self.tokens.check_integrity()
         self.blocks.check_integrity(self.live)
+        running = {slot: one for slot, one in enumerate(self._requests) if one is not None}
+        self.admitted.check_integrity(running)
+        is_free = sorted(self._free) == np.flatnonzero(~self.live).tolist()
+        require(is_free, "the free slots are not those that are not live")
         check_slots(self)
         if self._decode_rows is not None:
             self._decode_rows.check_integrity(self.rows_of(self._ready()))

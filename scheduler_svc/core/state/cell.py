@@ -83,11 +83,12 @@ class Cell:
             InternalError: The first invariant that does not hold.
         """
         self.queue.check_integrity()
-        self.requests.check_integrity()
+        self.events.check_integrity()
         self.suspects.check_integrity({request.number for request in self.requests})
         for request in self.queue:
             require(request.state is RequestState.WAITING, "a request waits in another state")
             require(request.place.slot is None, "a waiting request has a slot")
+        self.requests.check_integrity()
         counters = self.counters.requests
         num_ended = counters.finished_requests + counters.failed_requests
         in_system = counters.accepted_requests - num_ended

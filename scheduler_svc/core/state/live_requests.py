@@ -71,7 +71,9 @@ class LiveRequests:
     def add(self, request: Request) -> None:
         """Add one choice of a request, which gets to know its siblings by it."""
         new = request.new
-        request.join(self._by_id.setdefault(new.request_id, []))
+        choices = self._by_id.setdefault(new.request_id, [])
+        choices.append(request)
+        request.join(choices)
         self._by_handle[new.handle] = request
         if new.deadline_s is not None:
             self._deadlines.push(new.deadline_s, request.number, request)
@@ -96,8 +98,15 @@ class LiveRequests:
         """
         self.tenants.check_integrity(request.new.tenant for request in self)
         by_id = [request for choices in self._by_id.values() for request in choices]
-        if len(by_id) != len(self._by_handle):
-            raise InternalError("request ids and handles differ in number")
+        if {request.new.handle: request for request in by_id} != self._by_handle:
+            raise InternalError("request ids and handles are not of the same requests")
+        if [request for request in self if request.new.deadline_s is not None] != sorted(
+            self._deadlines, key=lambda request: request.number
+        ):
+            raise InternalError("a request with a deadline is missing, or a stranger has one")
+        self._deadlines.check_integrity()
+        for request in by_id:
+            request.check_integrity()
         for request in by_id:
             if request.siblings is not self._by_id[request.new.request_id]:
                 raise InternalError("a request does not know its siblings")

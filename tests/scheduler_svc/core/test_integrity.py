@@ -71,6 +71,54 @@ def report_to_another_handle(replica):
     replica.slots.admitted.handle[0] += 1
 
 
+def lose_an_entry_of_a_heap(replica):
+    replica.cell.queue._levels._heap.clear()
+
+
+def wait_in_another_bucket(replica):
+    ((_, bucket),) = replica.cell.queue._levels
+    bucket._waiting[99] = bucket._waiting.popitem()[1]
+
+
+def miscount_a_period(replica):
+    (periods,) = replica.cell.queue._fresh_periods.values()
+    periods[next(iter(periods))] += 1
+
+
+def expect_an_end_of_a_stranger(replica):
+    replica.cell.requests._deadlines.push(1.0, 0, replica.slots.request_of(0))
+
+
+def be_known_by_another_handle(replica):
+    by_handle = replica.cell.requests._by_handle
+    by_handle[77] = by_handle.pop(3)
+
+
+def lose_prior_outputs(replica):
+    replica.slots.request_of(0).terms.num_prior = 99
+
+
+def be_no_choice_of_its_own(replica):
+    replica.slots.request_of(0).siblings = []
+
+
+def free_a_slot_twice(replica):
+    replica.slots._free.append(0)
+
+
+def share_a_turn(replica):
+    replica.slots.admitted.turn[0] = replica.slots.admitted.turn[1]
+
+
+def allow_no_block(replica):
+    replica.slots.admitted.max_blocks[0] = 0
+
+
+def lose_an_offset(replica):
+    empty = np.empty(0, np.int32)
+    replica.cell.events.add_tokens(np.array([0], np.int64), empty, np.array([5], np.int32))
+
+
 def begin_a_tail_behind_its_tokens(replica):
     replica.slots.tokens.tail_start[0] += 100
 
@@ -326,6 +374,17 @@ NAMED = {
     wait_for_what_is_not_in_flight: "a draining request waits for what is not in flight",
     wait_in_another_state: "a request waits in another state",
     wait_with_a_slot: "a waiting request has a slot",
+    lose_an_entry_of_a_heap: "an item of a heap would never surface",
+    wait_in_another_bucket: "indexes of requests that never ran differ",
+    miscount_a_period: "periods of requests that never ran differ",
+    expect_an_end_of_a_stranger: "a request with a deadline is missing, or a stranger has one",
+    be_known_by_another_handle: "ids and handles are not of the same requests",
+    lose_prior_outputs: "lost outputs it came with",
+    be_no_choice_of_its_own: "is none of its own choices",
+    free_a_slot_twice: "the free slots are not those that are not live",
+    share_a_turn: "two slots have one turn",
+    allow_no_block: "allows no block",
+    lose_an_offset: "columns of tokens differ in length",
     begin_a_tail_behind_its_tokens: "a slot's tail begins behind its tokens",
     outgrow_a_tail: "a slot's tail has no room for its tokens",
     write_into_another_tail: "a slot's tokens go into another's tail",

@@ -119,14 +119,15 @@ class TestSetbacks:
 class TestRequest:
     def test_choices_share_one_list_of_siblings(self):
         """
-        A choice that joins is known to those that joined before.
+        A choice that is added later is known to those that joined before.
         """
-        choices: list[Request] = []
         first, second = request(0), request(1)
+        choices = [first]
         first.join(choices)
+        choices.append(second)
         second.join(choices)
-        assert [first, second] == choices
         assert first.siblings is second.siblings is choices
+        assert [first, second] == first.siblings
 
     def test_only_the_first_admission_counts(self):
         """

@@ -156,7 +156,7 @@ class TestIntegrity:
         """
         requests = live(choice(0), choice(1))
         del requests._by_handle[1]
-        with pytest.raises(InternalError, match="differ in number"):
+        with pytest.raises(InternalError, match="not of the same requests"):
             requests.check_integrity()
 
     def test_a_choice_with_siblings_of_its_own_is_noticed(self):
