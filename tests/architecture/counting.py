@@ -64,6 +64,10 @@ class Tree:
     def text(self, name: str) -> str:
         return (self._root / name).read_text(encoding="utf-8")
 
+    def text_if_any(self, name: str) -> str:
+        """Return a file's text, or none where the tree lacks the file."""
+        return self.text(name) if (self._root / name).is_file() else ""
+
     def num_lines(self, name: str) -> int:
         return len(self.text(name).splitlines())
 
@@ -93,6 +97,7 @@ def counted(tree: Tree) -> list[Figure]:
         files_that_name(tree, "min_p", ""),
         measuring_lines(tree),
         docstrings_about_people(tree),
+        *files_to_follow(tree),
     ]
 
 
@@ -240,6 +245,43 @@ def measuring_lines(tree: Tree) -> Figure:
     for name, lines in found.items():
         folders[name.rpartition("/")[0]] += lines
     return _sum("measuring lines in services and the client", "0", folders)
+
+
+def files_to_follow(tree: Tree) -> list[Figure]:
+    """
+    Count the files that the pages name on a request's way: those to open in order to follow it.
+
+    The scheduler's page has a table of steps, of which the first six end with the acceptance; the
+    executor's page tells the way of a batch. What a request passes besides is traced, not counted.
+    """
+    steps = [
+        (int(number), re.findall(r"\]\((?:\.\./)?([^)#]+\.py)\)", code))
+        for number, code in re.findall(
+            r"^\| (\d+)[\d, ]* \| (.*) \|$",
+            tree.text_if_any("scheduler_svc/README.md"),
+            re.MULTILINE,
+        )
+    ]
+    batch = tree.text_if_any("executor_svc/README.md").partition("## The way of one batch")[2]
+    named = re.findall(r"participant \w+ as ([\w/]+\.py)", batch)
+    ways = {
+        "until a request is accepted": {path for number, paths in steps if number <= 6 for path in paths},
+        "of a decode step's round trip": {
+            *(path.removeprefix("executor_svc/") for n, paths in steps if n > 6 for path in paths),
+            *named,
+        },
+    }
+    aims = ("<= 17", "<= 36")
+    return [
+        Figure(
+            name=f"files that the pages name {what}",
+            aim=aim,
+            value=len(paths) if steps else None,
+            parts=dict.fromkeys(sorted(paths), 1),
+            why="" if steps else "no page tells it",
+        )
+        for (what, paths), aim in zip(ways.items(), aims, strict=True)
+    ]
 
 
 def docstrings_about_people(tree: Tree) -> Figure:

@@ -60,6 +60,14 @@ FILES = {
     "clients/bench/tandem_bench/run.py": "a = 1\n",
     "kernels/penalties.cpp": "// repetition_penalty\n",
     "kernels/README.md": "repetition_penalty\n",
+    "scheduler_svc/README.md": (
+        "| step | code |\n| 1 | [a](a.py), [b](core/b.py) |\n| 5, 6 | [a](a.py): `f` |\n"
+        "| 7 | [c](c.py) |\n| 9 | [d](../executor_svc/step/d.py) |\n"
+    ),
+    "executor_svc/README.md": (
+        "participant X as other.py\n## The way of one batch\n"
+        "participant D as step/d.py\nparticipant E as e.py\n"
+    ),
     "protos/python/tandem/request_pb2.py": "repetition_penalty = 1\n",
     "protos/python/tandem/errors.py": '"""Whole numbers."""\n\n\ndef f():\n    """\n    Nobody is asked.\n    """\n',
 } | {f"tests/many/test_{number}.py": "repetition_penalty = 1\n" for number in range(16)}
@@ -97,6 +105,15 @@ class TestCounts:
         assert {f"scheduler_svc/core/{name}.py": lines for name, lines in core.items()} | {
             "protos/python/tandem/errors.py": 7
         } == figures["lines of plan and what it imports"].parts
+
+    def test_files_to_follow_are_those_that_the_pages_name(self, figures):
+        """
+        Each file that a step of the way names counts once, whichever page names it.
+        """
+        way = "files that the pages name "
+        assert ["a.py", "core/b.py"] == list(figures[f"{way}until a request is accepted"].parts)
+        trip = figures[f"{way}of a decode step's round trip"]
+        assert ["c.py", "e.py", "step/d.py"] == list(trip.parts)
 
     def test_attributes_are_public_fields_properties_and_what_init_sets(self, figures):
         """
