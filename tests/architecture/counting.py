@@ -265,7 +265,9 @@ def files_to_follow(tree: Tree) -> list[Figure]:
     batch = tree.text_if_any("executor_svc/README.md").partition("## The way of one batch")[2]
     named = re.findall(r"participant \w+ as ([\w/]+\.py)", batch)
     ways = {
-        "until a request is accepted": {path for number, paths in steps if number <= 6 for path in paths},
+        "until a request is accepted": {
+            path for number, paths in steps if number <= 6 for path in paths
+        },
         "of a decode step's round trip": {
             *(path.removeprefix("executor_svc/") for n, paths in steps if n > 6 for path in paths),
             *named,

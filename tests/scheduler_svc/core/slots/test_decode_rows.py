@@ -198,3 +198,18 @@ class TestSharedColumns:
         assert [0, 1, 2, 3] == third.row_slot.tolist()
         assert second.rows_version < third.rows_version
         assert np.array_equal([0, 1, 2], second.row_slot)
+
+    def test_positions_are_taken_once_a_step(self):
+        """
+        The slot table takes the positions of a step once, and there is nothing to take until the next step.
+        """
+        bench = service()
+        bench.submit(bench.request(8, 100))
+        for _ in range(3):
+            bench.turn()
+        rows = bench.core._replica.slots.decode_rows()
+        rows.take_start()
+        assert rows.take_start() is None
+        bench.turn()
+        assert rows.start.tolist() == rows.take_start().tolist()
+        assert rows.take_start() is None
