@@ -154,6 +154,13 @@ class Request:
         is_placed = place.slot is None or place.slot == place.key[0]
         require(is_placed, f"{name} has the key of another slot")
         require(place.num_in_flight >= 0, f"{name} computed more than was sent")
+        setbacks, first_s, last_s = self.setbacks, self.times.first_token_s, self.times.last_token_s
+        least = min(setbacks.num_preemptions, setbacks.num_out_of_memory)
+        require(least >= 0, f"{name} has fewer setbacks than none")
+        is_found = self.prefix.num_cached_tokens <= self.prompt_len
+        require(is_found, f"{name} found more tokens cached than it has")
+        is_ordered = first_s is None or last_s is None or first_s <= last_s
+        require(is_ordered, f"{name} had its first token after its latest")
 
     def move(self, state: RequestState) -> None:
         """

@@ -242,6 +242,7 @@ class Replica:
             require(place.num_in_flight > 0, "a request drains with nothing in flight")
             is_sent = in_flight[key] == place.num_in_flight
             require(is_sent, "a draining request waits for what is not in flight")
+        self.may_give_way.check_integrity()
         may_give_way = {request.number for request in self.may_give_way}
         is_running = may_give_way <= {request.number for request in running}
         require(is_running, "a request that does not run may give way")

@@ -102,6 +102,24 @@ def be_no_choice_of_its_own(replica):
     replica.slots.request_of(0).siblings = []
 
 
+def have_fewer_setbacks_than_none(replica):
+    replica.slots.request_of(0).setbacks.num_preemptions = -1
+
+
+def find_more_cached_than_there_is(replica):
+    replica.slots.request_of(0).prefix.num_cached_tokens = 10
+
+
+def begin_after_the_latest_token(replica):
+    times = replica.slots.request_of(0).times
+    times.first_token_s, times.last_token_s = 3.0, 2.0
+
+
+def lose_an_entry_of_those_that_may_give_way(replica):
+    replica.let_give_way(replica.slots.request_of(0))
+    replica.may_give_way._heap.clear()
+
+
 def free_a_slot_twice(replica):
     replica.slots._free.append(0)
 
@@ -381,6 +399,10 @@ NAMED = {
     be_known_by_another_handle: "ids and handles are not of the same requests",
     lose_prior_outputs: "lost outputs it came with",
     be_no_choice_of_its_own: "is none of its own choices",
+    have_fewer_setbacks_than_none: "has fewer setbacks than none",
+    find_more_cached_than_there_is: "found more tokens cached than it has",
+    begin_after_the_latest_token: "had its first token after its latest",
+    lose_an_entry_of_those_that_may_give_way: "an item of a heap would never surface",
     free_a_slot_twice: "the free slots are not those that are not live",
     share_a_turn: "two slots have one turn",
     allow_no_block: "allows no block",
