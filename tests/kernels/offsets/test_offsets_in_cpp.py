@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.kernels.offsets.far_case import run_far_case
 
 
 @pytest.mark.slow
@@ -28,15 +24,4 @@ class TestOffsets:
         """
         Numbers more than 2**31 elements apart give what they give side by side.
         """
-        done = subprocess.run(  # a wrong address ends the process
-            [
-                sys.executable,
-                "-c",
-                f"from tests.kernels.offsets.far_in_cpp import {case}; {case}()",
-            ],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert 0 == done.returncode, done.stderr
+        run_far_case("tests.kernels.offsets.far_in_cpp", case)

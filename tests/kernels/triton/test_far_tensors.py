@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.kernels.offsets.far_case import run_far_case
 
 
 @pytest.mark.slow
@@ -30,16 +25,5 @@ class TestFarTensors:
         """
         Numbers more than 2**31 elements apart give what they give side by side.
         """
-        done = subprocess.run(  # a wrong address ends the process
-            [
-                sys.executable,
-                "-c",
-                f"from tests.kernels.triton.far_tensors import {case}; {case}()",
-            ],
-            cwd=ROOT,
-            env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert 0 == done.returncode, done.stderr
+        interpreted = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+        run_far_case("tests.kernels.triton.far_tensors", case, **interpreted)

@@ -92,6 +92,18 @@ class Process:
                 raise BenchFailed(f"{what} within {START_DEADLINE_S:.0f} s")
             time.sleep(_POLL_S)
 
+    def listening(self, ready_file: Path, what: str) -> str:
+        """
+        Return the address on which the process listens, once it has written its ready file.
+
+        Raises:
+            BenchFailed: It ended, or did not listen in time; `what` begins the error's text.
+        """
+        with self.closed_on_failure():
+            self.wait_for(ready_file.exists, what)
+            address: str = json.loads(ready_file.read_text())["address"]
+        return address
+
     def close(self) -> None:
         """End it: by the end of its input or SIGTERM, and by SIGKILL if that takes too long."""
         if self.process.stdin is not None:
@@ -143,9 +155,7 @@ class FixedStepExecutor(Process):
                 "--log-level=error",
             )
         )
-        with self.closed_on_failure():
-            self.wait_for(ready_file.exists, "the executor did not listen")
-        self.address: str = json.loads(ready_file.read_text())["address"]
+        self.address = self.listening(ready_file, "the executor did not listen")
 
     def report(self) -> dict[str, float]:
         """Ask for its totals of steps, busy and idle time until now."""
@@ -239,9 +249,7 @@ class SchedulerService(Process):
                 *options,
             )
         )
-        with self.closed_on_failure():
-            self.wait_for(ready_file.exists, "the scheduler did not listen")
-            self.address: str = json.loads(ready_file.read_text())["address"]
+        self.address = self.listening(ready_file, "the scheduler did not listen")
 
 
 class CoreWithClients(SchedulerService):
