@@ -127,6 +127,8 @@ class TestErrorTable:
             "INVALID_MODEL": 61,
             "OUT_OF_MEMORY": 62,
             "ADDRESS_IN_USE": 63,
+            "UNAUTHENTICATED": 70,
+            "PERMISSION_DENIED": 71,
         }
         numbers = {
             name.removeprefix(PREFIX): number for name, number in errors_pb2.ErrorReason.items()

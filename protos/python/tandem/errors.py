@@ -18,6 +18,8 @@ advice.
       StreamReplaced, InvalidConfig, InvalidModel,
       OutOfMemory                                         FAILED_PRECONDITION  not until fixed
       AddressInUse                                        UNAVAILABLE          choose another
+      Unauthenticated                                     UNAUTHENTICATED      with a valid credential
+      PermissionDenied                                    PERMISSION_DENIED    never
       SessionLost                                         ABORTED              open a new session
       CorruptMessage                                      DATA_LOSS            attach again
       InvalidLogits                                       DATA_LOSS            never
@@ -299,6 +301,20 @@ class AddressInUse(TandemError):
 
     reason = "ADDRESS_IN_USE"
     code = "UNAVAILABLE"
+
+
+class Unauthenticated(TandemError):
+    """The call carries no credential that the server knows."""
+
+    reason = "UNAUTHENTICATED"
+    code = "UNAUTHENTICATED"
+
+
+class PermissionDenied(TandemError):
+    """The credential is known and may not do this."""
+
+    reason = "PERMISSION_DENIED"
+    code = "PERMISSION_DENIED"
 
 
 def _leaves(root: type[TandemError]) -> list[type[TandemError]]:

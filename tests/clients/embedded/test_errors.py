@@ -43,6 +43,7 @@ KIND_OF = {
     "INVALID_LOGITS": ExecutionError,
     "MODEL_CHANGED": ExecutionError,
     "NO_EXECUTOR": ExecutionError,
+    "PERMISSION_DENIED": ExecutionError,
     "POISON_REQUEST": ExecutionError,
     "PROFILE_RUNNING": ExecutionError,
     "PROFILE_UNSUPPORTED": ExecutionError,
@@ -50,6 +51,7 @@ KIND_OF = {
     "SESSION_LOST": ExecutionError,
     "SLOW_CONSUMER": ExecutionError,
     "STREAM_REPLACED": ExecutionError,
+    "UNAUTHENTICATED": ExecutionError,
 }
 
 

@@ -63,6 +63,8 @@ FATES = {
     "INVALID_MODEL": Fate(errors.InvalidModel, False, ExitCode.USAGE),
     "OUT_OF_MEMORY": Fate(errors.OutOfMemory, False, ExitCode.USAGE),
     "ADDRESS_IN_USE": Fate(errors.AddressInUse, False, ExitCode.UNAVAILABLE),
+    "UNAUTHENTICATED": Fate(errors.Unauthenticated, False, ExitCode.REFUSED),
+    "PERMISSION_DENIED": Fate(errors.PermissionDenied, False, ExitCode.REFUSED),
 }
 """Each reason that a server can send."""
 
