@@ -18,7 +18,7 @@ advice.
       StreamReplaced, InvalidConfig, InvalidModel,
       OutOfMemory                                         FAILED_PRECONDITION  not until fixed
       AddressInUse                                        UNAVAILABLE          choose another
-      Unauthenticated                                     UNAUTHENTICATED      with a valid credential
+      Unauthenticated                                     UNAUTHENTICATED      never unchanged
       PermissionDenied                                    PERMISSION_DENIED    never
       SessionLost                                         ABORTED              open a new session
       CorruptMessage                                      DATA_LOSS            attach again
