@@ -17,11 +17,19 @@ class OneMethodServer(grpc.GenericRpcHandler):
         self,
         method: str,
         execute: Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]],
+        *,
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         self._method, self._execute = method, execute
         self.server = grpc.server(ThreadPoolExecutor(NUM_THREADS))
         self.server.add_generic_rpc_handlers((self,))
-        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        here = "127.0.0.1:0"
+        port = (
+            self.server.add_insecure_port(here)
+            if credentials is None
+            else self.server.add_secure_port(here, credentials)
+        )
+        self.address = f"127.0.0.1:{port}"
         self.server.start()
 
     def service(self, handler_call_details):
