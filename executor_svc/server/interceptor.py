@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import grpc
 import structlog
 
+from executor_svc.server.call_places import is_of_link
 from tandem.errors import InternalError, SessionHeld, TandemError
 from tandem.status import to_grpc_status
 
@@ -19,10 +21,16 @@ class ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # no 
     An interceptor that turns TandemErrors into typed statuses, and others into INTERNAL.
 
     Errors are logged. A scheduler that waits for the end of another's session asks every second or
-    two: the same refusal again is logged at level debug.
+    two: the same refusal again is logged at level debug. It is the outermost interceptor, as it
+    also says which threads a method runs on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, link_threads: ThreadPoolExecutor) -> None:
+        """
+        Args:
+            link_threads: Threads of the step link's methods; others run on the server's.
+        """
+        self._link_threads = link_threads
         self._last_held = ""
 
     def intercept_service(
@@ -62,7 +70,7 @@ class ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # no 
             except Exception as error:  # noqa: BLE001  # the outermost frame of every call
                 self._abort(context, method, error)
 
-        return wrapped
+        return self._on_threads(wrapped, method)
 
     def _streaming(self, behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
         def wrapped(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
@@ -73,7 +81,13 @@ class ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # no 
             except Exception as error:  # noqa: BLE001  # the outermost frame of every call
                 self._abort(context, method, error)
 
-        return wrapped
+        return self._on_threads(wrapped, method)
+
+    def _on_threads(self, behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
+        if is_of_link(method):
+            # The one attribute by which grpc.server lets a method have threads of its own.
+            behavior.__dict__["experimental_thread_pool"] = self._link_threads
+        return behavior
 
     def _abort(self, context: grpc.ServicerContext, method: str, error: Exception) -> NoReturn:
         if not isinstance(error, TandemError):

@@ -13,10 +13,17 @@ from pathlib import Path
 
 import grpc
 import structlog
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from executor_svc.profile.profiles import Profiles
+from executor_svc.server.call_places import (
+    MAX_CALLS,
+    NUM_LINK_THREADS,
+    NUM_OTHER_THREADS,
+    CallPlaces,
+)
+from executor_svc.server.health import HealthServicer
 from executor_svc.server.interceptor import ErrorInterceptor
 from executor_svc.server.loaded import HEARTBEAT_INTERVAL_S, MAX_INFLIGHT_STEPS, Engine
 from executor_svc.server.progress import Progress
@@ -32,10 +39,12 @@ from tandem.process.telemetry import warn_where_unprotected
 READY = "tandem.ready"
 PROGRESS = "tandem.progress"
 
-_SERVER_THREADS = 32
+_MAX_STREAMS = 64
+"""Most calls at a time on one connection; a scheduler has a handful."""
 _STREAM_END_GRACE_S = 2.0
 _SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", _MAX_STREAMS),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # A scheduler on a node that vanished closes no connection, and holds its session until a ping
@@ -48,8 +57,6 @@ _SERVER_OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 _log = structlog.get_logger(__name__)
 
@@ -88,7 +95,7 @@ class ExecutorServer:
         self._link = StepLink(self.boot_id, max_inflight_steps, progress=self._progress)
         self.profiles = Profiles(self._link.between_steps, lambda: self._link.stopped_by)
         self._service = ExecutorService(self._link, self.profiles, self.boot_id)
-        self._health = health.HealthServicer()
+        self._health = HealthServicer(("", READY, PROGRESS))
         self._stopping = threading.Event()
         self._server = self._build_server()
         self._runner = RunnerThread(
@@ -120,8 +127,8 @@ class ExecutorServer:
         self.address = address
         if not is_unix(address):
             self.address = f"{host_and_port(address)[0]}:{port}"
-        for name, status in (("", _SERVING), (READY, _NOT_SERVING), (PROGRESS, _SERVING)):
-            self._health.set(name, status)
+        for name in ("", PROGRESS):
+            self._health.set(name, serving=True)
         self._server.start()
         _log.info("listening", address=self.address, boot_id=self.boot_id)
         warn_where_unprotected({"listen": self.address})
@@ -142,7 +149,7 @@ class ExecutorServer:
             False if the runner thread is still loading or in a step: the process cannot end in good
             order.
         """
-        self._health.set(READY, _NOT_SERVING)
+        self._health.set(READY, serving=False)
         # A loader that has failed is about to end, but may still be alive here.
         has_failed = self._link.stopped_by is not None
         is_loading = self._service.engine is None and self._runner.is_alive() and not has_failed
@@ -166,11 +173,12 @@ class ExecutorServer:
         partial.replace(path)
 
     def _build_server(self) -> grpc.Server:
+        link_threads = ThreadPoolExecutor(NUM_LINK_THREADS, thread_name_prefix="link")
         server = grpc.server(
-            ThreadPoolExecutor(_SERVER_THREADS, thread_name_prefix="grpc"),
-            interceptors=[ErrorInterceptor()],
+            ThreadPoolExecutor(NUM_OTHER_THREADS, thread_name_prefix="grpc"),
+            interceptors=[ErrorInterceptor(link_threads), CallPlaces()],
             options=_SERVER_OPTIONS,
-            maximum_concurrent_rpcs=_SERVER_THREADS,
+            maximum_concurrent_rpcs=MAX_CALLS,
         )
         server.add_generic_rpc_handlers((self._service.handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -181,7 +189,7 @@ class ExecutorServer:
 
     def _on_ready(self, engine: Engine) -> None:
         self._service.engine = engine
-        self._health.set(READY, _SERVING)
+        self._health.set(READY, serving=True)
         about = engine.description
         _log.info(
             "ready",
@@ -220,7 +228,7 @@ class ExecutorServer:
                 )
             if is_stuck != was_stuck:
                 was_stuck = is_stuck
-                self._health.set(PROGRESS, _NOT_SERVING if is_stuck else _SERVING)
+                self._health.set(PROGRESS, serving=not is_stuck)
                 _log.warning(
                     "step_stuck" if is_stuck else "step_goes_on",
                     step_id=beat.running_step_id,

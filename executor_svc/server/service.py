@@ -13,7 +13,7 @@ from executor_svc.profile.profiles import Profiles
 from executor_svc.server.loaded import Engine
 from executor_svc.server.server_call import ServerCall
 from executor_svc.server.step_link import StepLink
-from executor_svc.server.step_stream import StepStream
+from executor_svc.server.step_stream import StepStream, UnattachedStreams
 from tandem.common.v1.profile_pb2 import ProfileProgress
 from tandem.errors import (
     ExecutorLoading,
@@ -26,13 +26,14 @@ from tandem.errors import (
 )
 from tandem.executor.v1 import executor_service_pb2 as executor_pb2
 from tandem.executor.v1 import session_pb2
-from tandem.link import PROTOCOL_VERSION
+from tandem.link import MAX_LEASE_MS, PROTOCOL_VERSION
 from tandem.link.codec.wire import decode_request
 from tandem.link.session import Attach, SchedulerId
 from tandem.profile import read_options
 
 SERVICE_NAME = "tandem.executor.v1.ExecutorService"
 MIN_LEASE_MS = 1000
+MAX_NAME_CHARS = 256
 
 _log = structlog.get_logger(__name__)
 
@@ -52,6 +53,7 @@ class ExecutorService:
         self._link = link
         self._profiles = profiles
         self._boot_id = boot_id
+        self._unattached = UnattachedStreams()
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """
@@ -129,6 +131,7 @@ class ExecutorService:
                 raise error  # a link that has stopped resets no slots
             if not context.is_active():
                 break
+        self._link.grant(epoch)
         return session_pb2.OpenSessionResponse(boot_id=self._boot_id, session_epoch=epoch)
 
     def execute(self, _requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -140,10 +143,12 @@ class ExecutorService:
         if not context.add_callback(stream.end):  # a broken connection must end the wait
             return
         context.send_initial_metadata(())
+        self._unattached.add(stream)
         call.receive(lambda raw: self._receive(raw, stream))
         try:
             stream.wait()
         finally:
+            self._unattached.discard(stream)
             self._link.detach(stream)
         yield from ()
 
@@ -169,6 +174,7 @@ class ExecutorService:
         if isinstance(message, Attach):
             if stream.attach_id:
                 raise SessionLost("Attach came twice: it is the first message of a stream only")
+            self._unattached.discard(stream)
             self._link.attach(message, stream)
         elif not stream.attach_id:
             raise SessionLost("a step came before Attach: Attach is the first message of a stream")
@@ -188,9 +194,12 @@ def _check_open(request: session_pb2.OpenSessionRequest) -> None:
             f"{PROTOCOL_VERSION}: run both from the same release"
         )
     for name in ("scheduler_name", "scheduler_incarnation"):
-        if not getattr(request, name):
-            raise InvalidParameter(f"{name} must not be empty", field=name)
-    if request.lease_ms < MIN_LEASE_MS:
+        if not 1 <= len(text := getattr(request, name)) <= MAX_NAME_CHARS:
+            raise InvalidParameter(
+                f"{name} must have 1 to {MAX_NAME_CHARS} characters, got {len(text)}", field=name
+            )
+    if not MIN_LEASE_MS <= request.lease_ms <= MAX_LEASE_MS:
         raise InvalidParameter(
-            f"lease_ms must be at least {MIN_LEASE_MS}, got {request.lease_ms}", field="lease_ms"
+            f"lease_ms must be in [{MIN_LEASE_MS}, {MAX_LEASE_MS}], got {request.lease_ms}",
+            field="lease_ms",
         )

@@ -117,6 +117,11 @@ class StepLink:
         )
         return epoch, reset.done
 
+    def grant(self, session_epoch: int) -> None:
+        """Note that the call that opened a session is answered now, unless a newer one was."""
+        with self._lock:
+            self._end.grant(session_epoch, self._now_s())
+
     @property
     def stopped_by(self) -> TandemError | None:
         """The error that stopped the executor; None while steps may begin."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from tandem.errors import SessionLost, TandemError
@@ -11,6 +12,9 @@ from tandem.network.outgoing import OutgoingMessages
 
 ATTACH_DEADLINE_S = 10.0
 """Seconds within which a stream must attach; else it is ended, as it holds a server thread."""
+
+MAX_UNATTACHED = 4
+"""Most streams that may wait for their Attach, which a scheduler sends at once."""
 
 
 class StepStream:
@@ -67,3 +71,28 @@ class StepStream:
             if self.attach_id:
                 return self._ends.get()
         return SessionLost(f"no Attach came within {ATTACH_DEADLINE_S:.0f} s of opening the stream")
+
+
+class UnattachedStreams:
+    """
+    Streams that have not attached yet, at most `MAX_UNATTACHED`, so that they never take all the
+    threads of the step link. Its methods may be called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._streams: deque[StepStream] = deque()
+
+    def add(self, stream: StepStream) -> None:
+        """Add a new stream, and end the oldest one if there are too many."""
+        with self._lock:
+            self._streams.append(stream)
+            oldest = self._streams.popleft() if len(self._streams) > MAX_UNATTACHED else None
+        if oldest is not None:
+            oldest.end(SessionLost(f"{MAX_UNATTACHED} newer streams wait for their Attach"))
+
+    def discard(self, stream: StepStream) -> None:
+        """Forget a stream that attaches or has ended."""
+        with self._lock:
+            if stream in self._streams:
+                self._streams.remove(stream)

@@ -22,6 +22,7 @@ from scheduler_svc.core.request.geometry import ExecutorGeometry
 from scheduler_svc.ipc.snapshot import ConfigEntry, ConfigSnapshot
 from tandem.engine_config import EngineConfig
 from tandem.errors import IncompatibleExecutor, InvalidConfig
+from tandem.link import MAX_LEASE_MS
 from tandem.settings.options import Group
 from tandem.settings.program import Program
 from tandem.settings.reader import read_settings
@@ -135,6 +136,7 @@ class SchedulerSettings(
     lease_ms: int = Field(
         10_000,
         ge=1000,
+        le=MAX_LEASE_MS,
         description="milliseconds of silence after which another scheduler may take the executor",
     )
     scheduler_name: str | None = Field(

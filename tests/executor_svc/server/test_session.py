@@ -27,6 +27,7 @@ from tandem.link import step_cost
 from tandem.link.batch import Batch
 from tandem.link.codec.wire import encode_step
 from tandem.link.commands import Step
+from tandem.link.executor_end import UNATTACHED_LEASE_S
 from tandem.link.results import StepResult
 from tandem.link.session import Attach, SchedulerId
 from tests.executor_svc.server.harness import DEADLINE_S, StepClient, refusal, wait_until
@@ -127,14 +128,27 @@ class TestOpenSession:
         [
             ({"protocol_version": 99}, IncompatibleExecutor, None),
             ({"lease_ms": 999}, InvalidParameter, "lease_ms"),
+            ({"lease_ms": 60_001}, InvalidParameter, "lease_ms"),
+            ({"lease_ms": 2**32 - 1, "take_over": True}, InvalidParameter, "lease_ms"),
             ({"scheduler_name": ""}, InvalidParameter, "scheduler_name"),
+            ({"scheduler_name": "n" * 257}, InvalidParameter, "scheduler_name"),
             ({"scheduler_incarnation": ""}, InvalidParameter, "scheduler_incarnation"),
+            ({"scheduler_incarnation": "i" * 257}, InvalidParameter, "scheduler_incarnation"),
         ],
-        ids=["protocol", "lease", "name", "incarnation"],
+        ids=[
+            "protocol",
+            "short-lease",
+            "long-lease",
+            "lease-of-49-days",
+            "no-name",
+            "long-name",
+            "no-incarnation",
+            "long-incarnation",
+        ],
     )
     def test_unusable_request_is_refused_and_changes_nothing(self, executor, fields, error, field):
         """
-        Another protocol, a lease under a second or no identity is refused with its field, before any epoch is issued.
+        Another protocol, a lease under a second or over a minute, and an identity that is empty or long are refused with its field, before any epoch is issued.
         """
         refused = refusal(lambda: executor.open_session(**{"scheduler_name": "two", **fields}))
         assert (error, field) == (type(refused), refused.field)
@@ -302,6 +316,36 @@ class TestLease:
             link.open_session(TWO, take_over=False, lease_s=5.0)
         clock.advance(0.2)
         assert 2 == link.open_session(TWO, take_over=False, lease_s=5.0)[0]
+
+    def test_caller_that_never_attaches_shuts_no_one_out_for_long(self, link, clock):
+        """
+        A holder whose call was answered and that has attached no stream is replaced after seconds,
+        however long its lease; before the answer, which may wait for a step, its lease holds.
+        """
+        link.open_session(ONE, take_over=False, lease_s=60.0)
+        clock.advance(30.0)
+        with pytest.raises(SessionHeld):
+            link.open_session(TWO, take_over=False, lease_s=60.0)
+        link.grant(1)
+        clock.advance(UNATTACHED_LEASE_S - 0.1)
+        with pytest.raises(SessionHeld) as held:
+            link.open_session(TWO, take_over=False, lease_s=60.0)
+        assert "100" == held.value.metadata["lease_left_ms"]
+        clock.advance(0.2)
+        assert 2 == link.open_session(TWO, take_over=False, lease_s=60.0)[0]
+
+    def test_stream_gives_the_whole_lease(self, link, clock):
+        """
+        Once a stream was attached the whole lease counts, also after it broke.
+        """
+        link.open_session(ONE, take_over=False, lease_s=60.0)
+        link.grant(1)
+        stream = StepStream(lambda _: None)
+        link.attach(Attach(boot_id="boot", session_epoch=1, attach_id=1, acked_step_id=0), stream)
+        link.detach(stream)
+        clock.advance(59.0)
+        with pytest.raises(SessionHeld):
+            link.open_session(TWO, take_over=False, lease_s=60.0)
 
     def test_attached_stream_keeps_the_lease(self, link, clock):
         """

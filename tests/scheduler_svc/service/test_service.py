@@ -274,7 +274,7 @@ class TestLife:
 
     def test_second_signal_does_not_wait_for_requests(self, start, busy_executor):
         """A second signal ends the service at once; the first lets requests finish."""
-        patient = ("--drain-grace-s", "3600", "--lost-after-s", "3600", "--lease-ms", "3600000")
+        patient = ("--drain-grace-s", "3600", "--lost-after-s", "3600", "--lease-ms", "60000")
         service = start("--executor", busy_executor.address, *patient)
         service.wait_ready()
         (socket_path,) = service.folder.glob("tandem-*/ipc/core.sock")

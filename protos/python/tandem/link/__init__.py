@@ -7,3 +7,5 @@ PROTOCOL_VERSION = 3
 """Version of tandem.executor.v1's step protocol; Describe and OpenSession compare it."""
 MAX_CHUNK_BYTES = 1 << 20
 """Most bytes of a file, of a tokenizer or of a trace, in one message of tandem.executor.v1."""
+MAX_LEASE_MS = 60_000
+"""Longest lease of a session: a holder that is gone shuts others out no longer."""

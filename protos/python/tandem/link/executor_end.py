@@ -15,6 +15,12 @@ Number of fenced schedulers that are remembered; one that is forgotten could at 
 holder of its own name again.
 """
 
+UNATTACHED_LEASE_S = 5.0
+"""
+Longest lease of a holder that was granted its session and has attached no stream to it since. A
+scheduler attaches at once; a caller that only opens sessions must not shut others out.
+"""
+
 
 class ExecutorEnd:
     """
@@ -40,6 +46,7 @@ class ExecutorEnd:
     __slots__ = (
         "_failed_step_id",
         "_fenced",
+        "_is_granted",
         "_lease_s",
         "_lost_because",
         "_lost_cause",
@@ -65,6 +72,7 @@ class ExecutorEnd:
         self.session_epoch = 0
         self.holder: SchedulerId | None = None
         self._fenced: deque[SchedulerId] = deque(maxlen=MAX_FENCED)
+        self._is_granted = False
         self._lease_s = 0.0
         self._sign_of_life_s = 0.0
         self._reset()
@@ -97,7 +105,7 @@ class ExecutorEnd:
         Before it answers with the epoch, the caller does four things. It ends the stream of the
         session before with the error that `fenced` makes, as that scheduler may wait for a result
         that will never come. It drops steps that are still queued (their epoch is not
-        `session_epoch`), waits for the running one, and resets its slots.
+        `session_epoch`), waits for the running one, and resets its slots; then it calls `grant`.
 
         Args:
             scheduler: Scheduler that asks for the session. The holder itself is never refused.
@@ -106,7 +114,8 @@ class ExecutorEnd:
                 that was replaced before, must wait until the holder's lease has ended.
             take_over: Fence a live holder.
             lease_s: Seconds without a sign of life after which another scheduler may open a
-                session. An attached stream is a sign of life at every `heartbeat`.
+                session. An attached stream is a sign of life at every `heartbeat`. Between `grant`
+                and the first stream it counts as at most `UNATTACHED_LEASE_S`.
             now: Seconds, on the clock of all calls.
 
         Returns:
@@ -128,8 +137,15 @@ class ExecutorEnd:
         self.session_epoch += 1
         self.holder = scheduler
         self._lease_s = lease_s
+        self._is_granted = False
         self._sign_of_life_s = now
         return self.session_epoch
+
+    def grant(self, session_epoch: int, now: float) -> None:
+        """Note that the holder is answered now, and may attach; an older session is ignored."""
+        if session_epoch == self.session_epoch and not self._newest_attach_id:
+            self._is_granted = True
+            self._sign_of_life_s = now
 
     def fenced(self) -> SessionLost:
         """Return the error that ends the stream of the session before the newest."""
@@ -145,10 +161,12 @@ class ExecutorEnd:
 
     def _check_lease(self, holder: SchedulerId, now: float) -> None:
         age_s = now - self._sign_of_life_s
-        if age_s >= self._lease_s:
+        is_unattached = self._is_granted and not self._newest_attach_id
+        lease_s = min(self._lease_s, UNATTACHED_LEASE_S) if is_unattached else self._lease_s
+        if age_s >= lease_s:
             return
         age_ms = max(0, int(age_s * 1000))
-        left_ms = max(1, int(self._lease_s * 1000) - age_ms)
+        left_ms = max(1, int(lease_s * 1000) - age_ms)
         # No figures in the text: a scheduler asks every second or two, and logs each new text.
         raise SessionHeld(
             f"scheduler {holder} holds this executor's session and its lease has not ended; stop "

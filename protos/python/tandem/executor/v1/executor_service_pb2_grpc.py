@@ -86,8 +86,8 @@ class ExecutorServiceServicer:
         the holder, ends the session of the call before it. Errors: FAILED_PRECONDITION (SESSION_HELD; metadata holder,
         incarnation, age_ms, lease_left_ms) while another holder's lease is live, unless take_over is set or the caller is
         the next incarnation of a holder without a stream; FAILED_PRECONDITION (INCOMPATIBLE_EXECUTOR) for another
-        protocol_version; INVALID_ARGUMENT for an empty name or incarnation, or a lease_ms under 1,000; UNAVAILABLE while
-        the model loads or (DRAINING) while the executor stops; INTERNAL while it ends because it has failed.
+        protocol_version; INVALID_ARGUMENT for a name, an incarnation or a lease_ms out of its range; UNAVAILABLE while the
+        model loads or (DRAINING) while the executor stops; INTERNAL while it ends because it has failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
