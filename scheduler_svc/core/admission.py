@@ -16,6 +16,7 @@ from scheduler_svc.core.request.prior_outputs import check_prior_lengths, check_
 from scheduler_svc.core.request.request import Request
 from scheduler_svc.core.request.truncation import num_to_drop
 from scheduler_svc.core.slots.end_ids import MAX_END_ID
+from scheduler_svc.core.state.ends import finish_if_over
 from scheduler_svc.core.state.replica import Replica
 from tandem.errors import (
     DuplicateRequestId,
@@ -57,7 +58,7 @@ def check(replica: Replica, new: NewRequest) -> list[Request]:
         QueueFull or MemoryPressure, in this order.
     """
     cell = replica.cell
-    if new.request_id in cell.requests:
+    if cell.requests.has(new.tenant, new.request_id):
         message = (
             f"request id {new.request_id!r} is in use: choose another, or wait until that request "
             "has ended"
@@ -84,6 +85,25 @@ def check(replica: Replica, new: NewRequest) -> list[Request]:
     queued_tokens = _count_queued_tokens(replica, choices)
     _check_capacity(replica, new, len(choices), queued_tokens)
     return choices
+
+
+def accept(replica: Replica, choices: list[Request], now: float) -> Acceptance:
+    """
+    Put the checked choices of a request in the waiting queue; a choice ends at once if its prior
+    outputs already reach its end. Returns the terms on which the request was accepted.
+    """
+    for choice in choices:
+        replica.cell.accept(choice)
+    if replica.cell.options.priority_preemption:
+        replica.reopen()
+    for choice in choices:
+        if choice.terms.num_prior:
+            finish_if_over(replica, choice, choice.outputs[-1], now)
+    first = choices[0]
+    return Acceptance(
+        num_truncated_tokens=first.terms.num_truncated_tokens,
+        max_tokens=first.terms.stop_len - first.prompt_len,
+    )
 
 
 def check_still_fits(limits: Limits, request: Request) -> None:

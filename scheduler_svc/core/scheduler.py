@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scheduler_svc.core import integrity, suspension
-from scheduler_svc.core.admission import Acceptance, check, check_still_fits
+from scheduler_svc.core.admission import Acceptance, accept, check, check_still_fits
 from scheduler_svc.core.batch.lookahead import lookahead
 from scheduler_svc.core.batch.pausing import num_paused_blocks
 from scheduler_svc.core.batch.planner import plan
@@ -19,9 +19,10 @@ from scheduler_svc.core.request.geometry import ExecutorGeometry, Limits
 from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions
 from scheduler_svc.core.request.request import FinishReason, RequestState
+from scheduler_svc.core.request.tenant import NO_TENANT
 from scheduler_svc.core.snapshot import core_histograms, core_stats
 from scheduler_svc.core.state.cell import Cell
-from scheduler_svc.core.state.ends import fail, finish, finish_if_over
+from scheduler_svc.core.state.ends import fail, finish
 from scheduler_svc.core.state.replica import Replica
 from tandem.admin.v1.stats_pb2 import GetStatsResponse as Stats
 from tandem.engine_config import EngineConfig
@@ -115,18 +116,7 @@ class Scheduler:
             raise
         if taken := [c.new.handle for c in choices if cell.requests.find(c.new.handle) is not None]:
             raise InternalError(f"handle {taken[0]} is in use")
-        for choice in choices:
-            cell.accept(choice)
-        if cell.options.priority_preemption:
-            replica.reopen()
-        for choice in choices:
-            if choice.terms.num_prior:
-                finish_if_over(replica, choice, choice.outputs[-1], now)
-        first = choices[0]
-        return Acceptance(
-            num_truncated_tokens=first.terms.num_truncated_tokens,
-            max_tokens=first.terms.stop_len - first.prompt_len,
-        )
+        return accept(replica, choices, now)
 
     def end_request(
         self,
@@ -134,10 +124,12 @@ class Scheduler:
         reason: FinishReason,
         now: float,
         num_output_tokens: int | None = None,
+        *,
+        tenant: str = NO_TENANT,
     ) -> None:
         """
-        End all live choices of a request from outside, in any state; their slots and blocks are
-        free in the next batch.
+        End all live choices of a tenant's request from outside, in any state; their slots and
+        blocks are free in the next batch.
 
         Args:
             request_id: Id of the request.
@@ -145,11 +137,12 @@ class Scheduler:
             now: The time.
             num_output_tokens: Outputs up to the end, where it was found in the text; None counts
                 all known ones.
+            tenant: Tenant of the request.
 
         Raises:
-            RequestNotFound: No live request has this id.
+            RequestNotFound: No live request of this tenant has this id.
         """
-        for request in self._cell.requests.choices_of(request_id):
+        for request in self._cell.requests.choices_of(tenant, request_id):
             finish(self._replica, request, reason, now, num_output_tokens=num_output_tokens)
 
     def end_handle(
@@ -170,15 +163,15 @@ class Scheduler:
             raise RequestNotFound(f"no live request has the handle {handle}: it may have ended")
         finish(self._replica, request, reason, now, num_output_tokens=num_output_tokens)
 
-    def preempt(self, request_id: str) -> None:
+    def preempt(self, request_id: str, tenant: str = NO_TENANT) -> None:
         """
-        Preempt the running choices of a request, as a shortage of blocks would; its other choices
-        stay as they are.
+        Preempt the running choices of a tenant's request, as a shortage of blocks would; its other
+        choices stay as they are.
 
         Raises:
-            RequestNotFound: No live request has this id.
+            RequestNotFound: No live request of this tenant has this id.
         """
-        for request in self._cell.requests.choices_of(request_id):
+        for request in self._cell.requests.choices_of(tenant, request_id):
             if request.place.slot is not None:
                 self._replica.preempt(request.place.slot)
 
@@ -217,9 +210,10 @@ class Scheduler:
         """Return one row per live choice, in order of arrival."""
         return list_requests(self._replica)
 
-    def request_events(self, request_id: str) -> list[RequestEvent]:
+    def request_events(self, request_id: str, tenant: str | None = None) -> list[RequestEvent]:
         """
-        Return the events of a request, live or ended lately, in order of time.
+        Return the events of a request, live or ended lately, in order of time; under None of the
+        latest one with this id, whichever tenant sent it.
 
         Raises:
             EventsNotTracked: No events are kept.
@@ -227,7 +221,7 @@ class Scheduler:
         """
         if self._cell.recorder is None:
             raise EventsNotTracked("no events of requests are kept: set track_request_events")
-        return self._cell.recorder.events_of(request_id)
+        return self._cell.recorder.events_of(request_id, tenant)
 
     def waiting_handles(self) -> list[int]:
         """Return the handles of all waiting requests, the next to be admitted first."""

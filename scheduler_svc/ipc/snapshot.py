@@ -32,9 +32,10 @@ SUSPEND_WAIT_S = 300.0
 
 
 class AbortArgument(msgspec.Struct, frozen=True):
-    """Id of a request to end with CANCELLED; any frontend may end any request."""
+    """Tenant and id of a request to end with CANCELLED; any frontend may end any request."""
 
     request_id: str
+    tenant: str = ""
 
 
 class AbortResult(msgspec.Struct, frozen=True):
@@ -91,9 +92,12 @@ class RequestList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventsArgument(msgspec.Struct, frozen=True):
-    """Id of the request to list the events of."""
+    """
+    Id of the request to list the events of, and its tenant; None for the latest of any tenant.
+    """
 
     request_id: str
+    tenant: str | None = None
 
 
 class BlockCounts(msgspec.Struct, frozen=True, kw_only=True):

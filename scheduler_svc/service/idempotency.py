@@ -13,7 +13,6 @@ from tandem.errors import InvalidParameter
 class _Holder:
     """A live request with a key."""
 
-    request_id: str
     fingerprint: bytes
     seed: int
     handles: set[int]
@@ -54,11 +53,11 @@ class IdempotencyKeys:
         is_same_seed = not submit.is_seed_given or submit.sampling.seed == holder.seed
         if holder.fingerprint != submit.fingerprint or not is_same_seed:
             what = "prompt or parameters" if is_same_seed else "seed"
+            # The error names no request: the key may be guessed, and the id would end the request.
             raise InvalidParameter(
-                f"the live request {holder.request_id!r} has this idempotency_key, but another "
-                f"{what}: use a key for one request only.",
+                f"a live request has this idempotency_key, but another {what}: use a key for one "
+                "request only.",
                 field="idempotency_key",
-                metadata={"live_request_id": holder.request_id},
             )
         return live
 
@@ -72,7 +71,6 @@ class IdempotencyKeys:
             del self._keys[handle]
         own = set(handles)
         self._holders[key] = _Holder(
-            request_id=submit.request_id,
             fingerprint=submit.fingerprint,
             seed=submit.sampling.seed,
             handles=own,

@@ -10,6 +10,7 @@ from pathlib import Path
 from scheduler_svc.core.observe.request_events import RequestEvent
 from scheduler_svc.core.request.options import CoreOptions, OnPressure
 from scheduler_svc.core.request.request import FinishReason
+from scheduler_svc.core.request.tenant import NO_TENANT
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
 from tandem.errors import RequestNotFound
@@ -263,7 +264,9 @@ class InferenceEngine:
         with self._lock:
             now = self._clock()
             with engine_errors():
-                self._core.end_request(str(request_id), FinishReason.CANCELLED, now)
+                self._core.end_request(
+                    str(request_id), FinishReason.CANCELLED, now, tenant=self._tenant(request_id)
+                )
             self._ledger.settle(self._core, now)
 
     def preempt(self, request_id: int) -> None:
@@ -274,7 +277,7 @@ class InferenceEngine:
             SchedulerError: No such request is live.
         """
         with self._lock, engine_errors():
-            self._core.preempt(str(request_id))
+            self._core.preempt(str(request_id), self._tenant(request_id))
 
     def output_tokens(self, request_id: int, choice: int = 0) -> list[int]:
         """
@@ -381,6 +384,11 @@ class InferenceEngine:
     def _only_releases_left(self) -> bool:
         with self._lock:
             return not self._core.num_requests and self._core.has_pending_work()
+
+    def _tenant(self, request_id: int) -> str:
+        """Return the tenant of a request; that of requests without one if it is not live."""
+        entry = self._ledger.entries.get(request_id)
+        return NO_TENANT if entry is None else entry.params.tenant
 
     def _entry(self, request_id: int) -> Entry:
         entry = self._ledger.entries.get(request_id)

@@ -135,10 +135,20 @@ class RequestEvent:
 class _Log:
     """Events of one choice: the first ones, and the latest of those that follow."""
 
-    __slots__ = ("arrival_s", "first", "last", "num_dropped", "num_tokens", "phase", "request_id")
+    __slots__ = (
+        "arrival_s",
+        "first",
+        "last",
+        "num_dropped",
+        "num_tokens",
+        "phase",
+        "request_id",
+        "tenant",
+    )
 
     def __init__(self, request: Request) -> None:
         self.request_id = request.new.request_id
+        self.tenant = request.new.tenant
         self.arrival_s = request.new.arrival_s
         self.phase = Phase.NEW
         self.first: list[RequestEvent] = []
@@ -229,20 +239,24 @@ class EventRecorder:
             self._add(request, event)
             self._live[request.number].num_tokens += 1
 
-    def events_of(self, request_id: str) -> list[RequestEvent]:
+    def events_of(self, request_id: str, tenant: str | None = None) -> list[RequestEvent]:
         """
-        Return the events of all choices of the latest request with this id, in order of time.
+        Return the events of all choices of the latest request with this id, in order of time, of
+        this tenant, or of any tenant under None.
 
         Raises:
             RequestNotFound: No event of such a request is kept.
         """
         kept = chain(self._ended.values(), self._live.values())
-        logs = [log for log in kept if log.request_id == request_id]
+        logs = [
+            log for log in kept if log.request_id == request_id and tenant in (None, log.tenant)
+        ]
         if not logs:
             message = f"no events of a request with the id {request_id!r} are kept"
             raise RequestNotFound(message, field="request_id")
-        arrival_s = max(log.arrival_s for log in logs)
-        events = chain.from_iterable(log.events() for log in logs if log.arrival_s == arrival_s)
+        latest = max((log.arrival_s, log.tenant) for log in logs)
+        own = (log for log in logs if (log.arrival_s, log.tenant) == latest)
+        events = chain.from_iterable(log.events() for log in own)
         return sorted(events, key=lambda event: event.time_s)
 
     def check_integrity(self, live: Iterable[tuple[Request, int]]) -> None:

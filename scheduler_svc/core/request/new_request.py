@@ -14,7 +14,7 @@ class NewRequest:
     A request that is to be accepted, validated and resolved by its submitter.
 
     Attributes:
-        request_id: Id of the request, unique among live requests.
+        request_id: Id of the request, unique among live requests of its tenant.
         handle: The submitter's number for this request; the core returns it with every event.
             int64, at least 0.
         prompt: Token ids, shape ``[P]``, P at least 1.

@@ -16,7 +16,7 @@ MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
     """
-    What one tenant may have; None leaves a limit to the option `max_tenant_requests`,
+    Limits of one tenant; None leaves one to the option `max_tenant_requests`,
     `max_tenant_queued_tokens` or `tenant_tokens_per_minute`, which holds for all tenants.
 
     Attributes:

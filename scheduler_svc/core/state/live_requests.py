@@ -12,7 +12,8 @@ from tandem.errors import InternalError, RequestNotFound
 
 class LiveRequests:
     """
-    Live choices of requests by handle and by request id, their deadlines, and counts per tenant.
+    Live choices of requests by handle and by tenant and request id, their deadlines, and counts per
+    tenant. Ids are each tenant's own: two tenants may use the same one at once.
 
     A request is here from its acceptance to its end, wherever it waits or runs meanwhile.
 
@@ -23,7 +24,8 @@ class LiveRequests:
     __slots__ = ("_by_handle", "_by_id", "_deadlines", "tenants")
 
     def __init__(self) -> None:
-        self._by_id: dict[str, list[Request]] = {}
+        self._by_id: dict[tuple[str, str], list[Request]] = {}
+        """Live choices by tenant and request id."""
         self._by_handle: dict[int, Request] = {}
         self._deadlines: KeyedHeap[Request] = KeyedHeap()
         self.tenants = TenantCounts()
@@ -36,22 +38,22 @@ class LiveRequests:
         """Yield the live choices, in order of acceptance."""
         return iter(self._by_handle.values())
 
-    def __contains__(self, request_id: str) -> bool:
-        """Return True while any choice of a request is live."""
-        return request_id in self._by_id
+    def has(self, tenant: str, request_id: str) -> bool:
+        """Return True while any choice of a tenant's request is live."""
+        return (tenant, request_id) in self._by_id
 
     def find(self, handle: int) -> Request | None:
         """Return the live choice with this handle; None without one."""
         return self._by_handle.get(handle)
 
-    def choices_of(self, request_id: str) -> list[Request]:
+    def choices_of(self, tenant: str, request_id: str) -> list[Request]:
         """
-        Return a request's live choices, in order, as a list that the caller may keep.
+        Return the live choices of a tenant's request, in order, as a list that the caller may keep.
 
         Raises:
-            RequestNotFound: No live request has this id.
+            RequestNotFound: No live request of this tenant has this id.
         """
-        choices = self._by_id.get(request_id)
+        choices = self._by_id.get((tenant, request_id))
         if choices is None:
             message = f"no live request has the id {request_id!r}: it may have ended already"
             raise RequestNotFound(message, field="request_id")
@@ -71,7 +73,7 @@ class LiveRequests:
     def add(self, request: Request) -> None:
         """Add one choice of a request, which gets to know its siblings by it."""
         new = request.new
-        choices = self._by_id.setdefault(new.request_id, [])
+        choices = self._by_id.setdefault((new.tenant, new.request_id), [])
         choices.append(request)
         request.join(choices)
         self._by_handle[new.handle] = request
@@ -83,10 +85,11 @@ class LiveRequests:
         """Remove one choice, since it has ended."""
         self._deadlines.discard(request.number)
         self.tenants.remove(request.new.tenant)
-        choices = self._by_id[request.new.request_id]
+        key = request.new.tenant, request.new.request_id
+        choices = self._by_id[key]
         choices.remove(request)
         if not choices:
-            del self._by_id[request.new.request_id]
+            del self._by_id[key]
         del self._by_handle[request.new.handle]
 
     def check_integrity(self) -> None:
@@ -108,5 +111,5 @@ class LiveRequests:
         for request in by_id:
             request.check_integrity()
         for request in by_id:
-            if request.siblings is not self._by_id[request.new.request_id]:
+            if request.siblings is not self._by_id[request.new.tenant, request.new.request_id]:
                 raise InternalError("a request does not know its siblings")

@@ -189,14 +189,15 @@ class Queries:
         return SuspendResult(self._metrics.device_memory_bytes)
 
     def _abort(self, argument: bytes, now: float) -> AbortResult:
-        request_id, core = decode_abort_argument(argument).request_id, self._state.core
+        wanted, core = decode_abort_argument(argument), self._state.core
+        request_id = wanted.request_id
         if core is None:
             raise RequestNotFound(
                 f"no live request has the id {request_id!r}: nothing was accepted yet",
                 field="request_id",
             )
-        core.end_request(request_id, FinishReason.CANCELLED, now)
-        _log.info("request_aborted", request_id=request_id)
+        core.end_request(request_id, FinishReason.CANCELLED, now, tenant=wanted.tenant)
+        _log.info("request_aborted", request_id=request_id, tenant=wanted.tenant)
         return AbortResult()
 
     def _requests(self, argument: bytes, now: float) -> RequestList:
@@ -204,7 +205,8 @@ class Queries:
         return request_list([] if core is None else core.list_requests(), wanted, now)
 
     def _events(self, argument: bytes, _now: float) -> EventList:
-        request_id = decode_events_argument(argument).request_id
+        wanted = decode_events_argument(argument)
+        request_id = wanted.request_id
         if not self._loaded.settings.core_options().tracks_events:
             raise EventsNotTracked(
                 "events of requests are not kept: start the scheduler with --track-request-events"
@@ -215,7 +217,7 @@ class Queries:
                 "yet",
                 field="request_id",
             )
-        return event_list(self._state.core.request_events(request_id))
+        return event_list(self._state.core.request_events(request_id, wanted.tenant))
 
     def _flush(self, _argument: bytes, _now: float) -> FlushResult:
         core = self._state.core

@@ -249,7 +249,7 @@ def forget_a_handle(replica):
 
 
 def forget_a_sibling(replica):
-    replica.cell.requests._by_id["r0"] = list(replica.cell.requests._by_id["r0"])
+    replica.cell.requests._by_id["", "r0"] = list(replica.cell.requests._by_id["", "r0"])
 
 
 def miscount_a_tenant(replica):

@@ -229,7 +229,7 @@ class TestRequestStates:
     def request(self, state: RequestState) -> Request:
         rig = Rig()
         rig.submit()
-        (request,) = rig.core._cell.requests._by_id["r0"]
+        (request,) = rig.core._cell.requests._by_id["", "r0"]
         request.state = state
         return request
 

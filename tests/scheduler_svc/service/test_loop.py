@@ -262,6 +262,23 @@ class TestEnding:
         frontend.submit(2, [5], 1)
         bench.until(lambda: 2 in frontend.ended)
 
+    def test_abort_ends_the_request_of_the_tenant_it_names(self, bench):
+        """
+        Two tenants' requests with one id are served at once, and an abort ends one of them.
+        """
+        frontend = bench.frontend()
+        bench.link.is_holding = True
+        for stream_id, tenant in ((1, "red"), (2, "blue")):
+            frontend.submit(stream_id, [5, stream_id], 6, request_id="r", tenant=tenant)
+        bench.until(lambda: {1, 2} == set(frontend.accepted))
+        assert bench.reply(frontend, "abort", b'{"request_id": "r"}').error is not None
+        answer = bench.reply(frontend, "abort", b'{"request_id": "r", "tenant": "blue"}')
+        assert answer.error is None
+        bench.until(lambda: 2 in frontend.ended)
+        assert {2: FinishReason.CANCELLED} == {
+            stream_id: end.reason for stream_id, end in frontend.ended.items()
+        }
+
     def test_abort_of_an_unknown_request_is_an_error(self, bench):
         """Aborting an id that is not live answers REQUEST_NOT_FOUND."""
         frontend = bench.frontend()

@@ -169,11 +169,13 @@ class CoreWorld:
     def end_request(self, choose: Choose) -> None:
         """End a request from outside, with all its choices."""
         if live := self.live_handles():
-            request_id = self.rig.submitted[choose(live)].request_id
+            ended = self.rig.submitted[choose(live)]
             for handle, new in self.rig.submitted.items():
-                if new.request_id == request_id and handle in live:
+                if new.request_id == ended.request_id and handle in live:
                     self.cut.add(handle)
-            self.rig.core.end_request(request_id, FinishReason.CANCELLED, self.rig.now)
+            self.rig.core.end_request(
+                ended.request_id, FinishReason.CANCELLED, self.rig.now, tenant=ended.tenant
+            )
             self.rig.collect()
 
     def end_handle(self, choose: Choose) -> None:
@@ -199,7 +201,8 @@ class CoreWorld:
     def preempt(self, choose: Choose) -> None:
         """Preempt a request if it runs: it loses its slot, and nothing else."""
         if live := self.live_handles():
-            self.rig.core.preempt(self.rig.submitted[choose(live)].request_id)
+            new = self.rig.submitted[choose(live)]
+            self.rig.core.preempt(new.request_id, new.tenant)
             self.rig.check()
 
     def flush_prefix_cache(self, _choose: Choose) -> None:

@@ -58,8 +58,8 @@ def walk(bench: BenchService, seed: int, num_turns: int, *, looks: bool) -> list
         if turn % 100 == 0 or choose.random() < 0.02:
             bench.submit(bench.request(choose.randrange(1, 40), choose.randrange(2, 400)))
         if choose.random() < 0.01 and core.num_requests:
-            request_id = choose.choice(list(core._cell.requests._by_id))
-            core.end_request(request_id, FinishReason.CANCELLED, 1e-3)
+            tenant, request_id = choose.choice(list(core._cell.requests._by_id))
+            core.end_request(request_id, FinishReason.CANCELLED, 1e-3, tenant=tenant)
         batch, _ = bench.turn()
         sent.append(() if batch is None else _summary(batch, core.state_hash))
         if looks:

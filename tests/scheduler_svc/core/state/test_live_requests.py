@@ -57,9 +57,9 @@ class TestLookup:
         first, second = choice(0, "r"), choice(1, "r")
         requests = live(first, second)
         requests.remove(first)
-        assert "r" in requests
+        assert requests.has("", "r")
         requests.remove(second)
-        assert "r" not in requests
+        assert not requests.has("", "r")
 
     def test_choices_know_their_siblings(self):
         """
@@ -73,13 +73,26 @@ class TestLookup:
         assert [second] == second.siblings
         assert [other] == other.siblings
 
+    def test_tenants_have_ids_of_their_own(self):
+        """
+        Two tenants' requests with one id are two requests, and each ends by itself.
+        """
+        red, blue = choice(0, "r", tenant="red"), choice(1, "r", tenant="blue")
+        requests = live(red, blue)
+        assert [red] == red.siblings == requests.choices_of("red", "r")
+        assert [blue] == requests.choices_of("blue", "r")
+        requests.check_integrity()
+        requests.remove(red)
+        assert (False, True) == (requests.has("red", "r"), requests.has("blue", "r"))
+        requests.check_integrity()
+
     def test_the_list_of_choices_is_the_caller_s(self):
         """
         The list of a request's choices stays as it is while these choices end.
         """
         choices = [choice(0, "r"), choice(1, "r")]
         requests = live(*choices)
-        for one in (listed := requests.choices_of("r")):
+        for one in (listed := requests.choices_of("", "r")):
             requests.remove(one)
         assert choices == listed
 
@@ -91,7 +104,7 @@ class TestLookup:
         requests = live(one)
         requests.remove(one)
         with pytest.raises(RequestNotFound, match="r0") as error:
-            requests.choices_of("r0")
+            requests.choices_of("", "r0")
         assert "request_id" == error.value.field
 
 
