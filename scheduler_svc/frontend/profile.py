@@ -10,6 +10,7 @@ from scheduler_svc.executor_client.channel import CHANNEL_OPTIONS
 from scheduler_svc.ipc.snapshot import ExecutorInUse
 from tandem.admin.v1 import admin_service_pb2 as pb
 from tandem.common.v1.profile_pb2 import ProfileOptions
+from tandem.error_codes import DeadlineExceeded
 from tandem.errors import Draining, ExecutorLoading, ExecutorLost, ProfileUnsupported, TandemError
 from tandem.executor.v1.executor_service_pb2 import ProfileRequest
 from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
@@ -19,7 +20,7 @@ from tandem.status import CallCancelled, PeerUnavailable, from_rpc_error
 AFTER_RECORDING_S = 300.0
 """Seconds for the step in flight to end and for the trace to be written and sent."""
 
-_AWAY = (PeerUnavailable, Draining, ExecutorLoading, CallCancelled)
+_AWAY = (PeerUnavailable, Draining, ExecutorLoading, CallCancelled, DeadlineExceeded)
 
 
 async def profile(

@@ -11,7 +11,8 @@ import pytest
 
 from tandem import status
 from tandem.common.v1 import errors_pb2
-from tandem.errors import ERROR_BY_REASON, TandemError
+from tandem.error_codes import ERROR_BY_CODE, TandemError
+from tandem.errors import ERROR_BY_REASON
 
 PREFIX = "ERROR_REASON_"
 PROTO = Path(status.__file__).parents[2] / "tandem/common/v1/errors.proto"
@@ -20,7 +21,9 @@ REASONS = [
     for name in errors_pb2.ErrorReason.keys()  # noqa: SIM118  # an enum wrapper is no dict
     if name != "ERROR_REASON_UNSPECIFIED"
 ]
-LOCAL = {status.PeerUnavailable, status.CallCancelled}
+LOCAL = {status.PeerUnavailable, status.CallCancelled, *ERROR_BY_CODE.values()} - {
+    *ERROR_BY_REASON.values()
+}
 """Classes that are never sent: a caller makes them of an answer that carries no reason."""
 
 
@@ -53,7 +56,7 @@ class TestErrorTable:
         """
         Every ErrorReason has exactly one class, with the first word of its comment as gRPC code.
         """
-        classes = [cls for cls in all_classes() if cls.reason == reason]
+        classes = [cls for cls in all_classes() if cls.reason == reason and cls not in LOCAL]
         assert [ERROR_BY_REASON[reason]] == classes
         assert documented()[reason][0] == classes[0].code
 
@@ -78,6 +81,23 @@ class TestErrorTable:
         Every class's code names a gRPC status code that is not OK.
         """
         assert grpc.StatusCode[cls.code] is not grpc.StatusCode.OK
+
+    def test_every_code_has_one_class_above_those_of_its_reasons(self):
+        """
+        Each code but OK has one class, from which each class of a reason with this code derives.
+        """
+        codes = {code.name for code in grpc.StatusCode if code is not grpc.StatusCode.OK}
+        assert codes == ERROR_BY_CODE.keys()
+        for cls in all_classes():
+            assert issubclass(cls, ERROR_BY_CODE[cls.code])
+
+    def test_passed_deadline_is_a_timeout_of_python_too(self):
+        """
+        A passed deadline is caught by `except TimeoutError`, and keeps its message and details.
+        """
+        error = ERROR_BY_CODE["DEADLINE_EXCEEDED"]("late", metadata={"key": "value"})
+        assert isinstance(error, TimeoutError)
+        assert ("late", {"key": "value"}) == (str(error), error.metadata)
 
     def test_retry_advice_can_be_given_per_error(self):
         """

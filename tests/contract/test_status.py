@@ -11,10 +11,12 @@ import grpc.aio
 import pytest
 from google.protobuf import any_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.errors import ERROR_BY_REASON, InternalError, InvalidParameter, QueueFull, TandemError
+from tandem.error_codes import ERROR_BY_CODE, ResourceExhausted, TandemError
+from tandem.errors import ERROR_BY_REASON, InternalError, InvalidParameter, QueueFull
 from tandem.status import (
     CallCancelled,
     PeerUnavailable,
@@ -102,7 +104,29 @@ class TestStatusProto:
             rebuilt.code,
             rebuilt.message,
         )
-        assert not isinstance(rebuilt, InternalError)
+        assert isinstance(rebuilt, ResourceExhausted)
+
+    @pytest.mark.parametrize("code", ERROR_BY_CODE)
+    def test_reason_of_a_newer_version_is_of_the_class_of_its_code(self, code):
+        """
+        A reason that only a newer peer knows is matched by the class of its code, and UNAVAILABLE
+        advises a retry even without RetryInfo.
+        """
+        packed = any_pb2.Any()
+        packed.Pack(error_details_pb2.ErrorInfo(reason="NEW_ONE", domain="tandem"))
+        number = code_pb2.Code.Value(code)
+        rebuilt = from_status_proto(status_pb2.Status(code=number, details=[packed]))
+        assert isinstance(rebuilt, ERROR_BY_CODE[code])
+        assert ("NEW_ONE", code) == (rebuilt.reason, rebuilt.code)
+        assert (code == "UNAVAILABLE") == (rebuilt.retry_after_s is not None)
+
+    def test_second_error_info_of_a_proxy_does_not_hide_ours(self):
+        """
+        A proxy that adds its own ErrorInfo behind ours leaves ours in force.
+        """
+        status = to_status_proto(QueueFull("full"))
+        status.details.add().Pack(error_details_pb2.ErrorInfo(reason="X", domain="example.com"))
+        assert QueueFull is type(from_status_proto(status))
 
     @pytest.mark.parametrize("reason", ["", "NEW_ONE"])
     def test_reason_without_a_code_is_internal(self, reason):
@@ -212,12 +236,34 @@ class TestOverGrpc:
         assert CallCancelled is type(from_rpc_error(call))
         channel.close()
 
-    def test_unexpected_failure_is_internal(self, served):
+    @pytest.mark.parametrize("name", sorted(ERROR_BY_CODE.keys() - {"UNAVAILABLE", "CANCELLED"}))
+    def test_untyped_failure_has_the_class_of_its_code(self, served, name):
         """
-        Any other code without our details becomes InternalError.
+        Any other code without our details becomes the class of the code.
         """
-        rebuilt = served(lambda context: context.abort(grpc.StatusCode.UNIMPLEMENTED, "what?"))
-        assert (InternalError, "UNIMPLEMENTED") == (type(rebuilt), rebuilt.metadata["grpc_code"])
+        code = grpc.StatusCode[name]
+        rebuilt = served(lambda context: context.abort(code, "what?"))
+        assert (ERROR_BY_CODE[name], "what?", name) == (
+            type(rebuilt),
+            rebuilt.message,
+            rebuilt.metadata["grpc_code"],
+        )
+
+    def test_refusal_of_a_proxy_has_the_class_of_its_code(self, served):
+        """
+        A status with an ErrorInfo of another domain becomes the class of its code, with the time of
+        its RetryInfo.
+        """
+
+        def refuse(context):
+            status = to_status_proto(QueueFull("too many", retry_after_s=2.5))
+            del status.details[0]
+            status.details.add().Pack(error_details_pb2.ErrorInfo(reason="X", domain="proxy"))
+            context.abort_with_status(rpc_status.to_status(status))
+
+        rebuilt = served(refuse)
+        assert (ResourceExhausted, 2.5) == (type(rebuilt), rebuilt.retry_after_s)
+        assert {"grpc_code": "RESOURCE_EXHAUSTED"} == rebuilt.metadata
 
     @pytest.mark.parametrize(
         ("address", "nothing_listens"),

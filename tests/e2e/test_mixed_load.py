@@ -9,8 +9,8 @@ import time
 
 import pytest
 
+from tandem.error_codes import DeadlineExceeded
 from tandem.errors import InvalidParameter, QueueFull, RequestNotFound
-from tandem.status import CallCancelled
 from tandem_client import FinishReason
 
 NUM_CLIENTS = 8
@@ -55,7 +55,7 @@ def run_out_of_time(client, source, _expected):
     asked = {"max_tokens": 400, "ignore_eos": True, "deadline_s": source.uniform(0.01, 0.1)}
     try:
         client.complete(token_ids=source.choice(PROMPTS), **asked)
-    except CallCancelled:
+    except DeadlineExceeded:
         return "timed out"
     return "was over"
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tandem_client.admin import AdminClient, Setting, Stats, is_serving
-    from tandem_client.admin_requests import (
+    from tandem_client.admin.profile import Profile, ProfileProgress
+    from tandem_client.admin.requests import (
         BlockStats,
         KvMode,
         RequestEvent,
@@ -20,6 +21,60 @@ if TYPE_CHECKING:
     from tandem_client.aio_stream import AsyncGenerationStream
     from tandem_client.channel import ChannelOptions
     from tandem_client.client import Client
+    from tandem_client.errors import (
+        Aborted,
+        AddressInUse,
+        AlreadyExists,
+        CallCancelled,
+        Cancelled,
+        ChatTemplateError,
+        CoreTimeout,
+        CorruptMessage,
+        DataLoss,
+        DeadlineExceeded,
+        Draining,
+        DuplicateRequestId,
+        EmptyPrompt,
+        EventsNotTracked,
+        ExecutorLoading,
+        ExecutorLost,
+        FailedPrecondition,
+        HandedOver,
+        IncompatibleExecutor,
+        Internal,
+        InternalError,
+        InvalidArgument,
+        InvalidConfig,
+        InvalidLogits,
+        InvalidModel,
+        InvalidParameter,
+        MemoryPressure,
+        ModelChanged,
+        NeverFits,
+        NoExecutor,
+        NotFound,
+        OutOfMemory,
+        OutOfRange,
+        PeerUnavailable,
+        PermissionDenied,
+        PoisonRequest,
+        ProfileRunning,
+        ProfileUnsupported,
+        PromptTooLong,
+        QueueFull,
+        RequestNotFound,
+        ResourceExhausted,
+        SessionHeld,
+        SessionLost,
+        SlowConsumer,
+        StreamReplaced,
+        TandemError,
+        TotalTooLong,
+        Unauthenticated,
+        Unavailable,
+        Unimplemented,
+        Unknown,
+    )
     from tandem_client.events import (
         Choice,
         Completion,
@@ -38,54 +93,106 @@ if TYPE_CHECKING:
         Usage,
     )
     from tandem_client.params import SAMPLING_PRESETS, GenerateOptions, ResolvedParams
-    from tandem_client.profile import Profile, ProfileProgress
     from tandem_client.retry import NO_RETRY, RetryPolicy
     from tandem_client.stream import GenerationStream
 
 __all__ = [
     "NO_RETRY",
     "SAMPLING_PRESETS",
+    "Aborted",
+    "AddressInUse",
     "AdminClient",
+    "AlreadyExists",
     "AsyncClient",
     "AsyncGenerationStream",
     "BlockStats",
+    "CallCancelled",
+    "Cancelled",
     "ChannelOptions",
+    "ChatTemplateError",
     "Choice",
     "Client",
     "Completion",
+    "CoreTimeout",
+    "CorruptMessage",
+    "DataLoss",
+    "DeadlineExceeded",
     "Delta",
     "Done",
+    "Draining",
+    "DuplicateRequestId",
+    "EmptyPrompt",
     "Event",
+    "EventsNotTracked",
+    "ExecutorLoading",
+    "ExecutorLost",
+    "FailedPrecondition",
     "FinishReason",
     "Finished",
     "GenerateOptions",
     "GenerationStream",
+    "HandedOver",
+    "IncompatibleExecutor",
+    "Internal",
+    "InternalError",
+    "InvalidArgument",
+    "InvalidConfig",
+    "InvalidLogits",
+    "InvalidModel",
+    "InvalidParameter",
     "KvMode",
+    "MemoryPressure",
     "Model",
+    "ModelChanged",
+    "NeverFits",
+    "NoExecutor",
+    "NotFound",
+    "OutOfMemory",
+    "OutOfRange",
+    "PeerUnavailable",
+    "PermissionDenied",
+    "PoisonRequest",
     "Prefilled",
     "Profile",
     "ProfileProgress",
+    "ProfileRunning",
+    "ProfileUnsupported",
+    "PromptTooLong",
+    "QueueFull",
     "Queued",
     "RequestEvent",
     "RequestEventKind",
     "RequestList",
+    "RequestNotFound",
     "RequestState",
     "RequestSummary",
     "ResolvedParams",
+    "ResourceExhausted",
     "RetryPolicy",
     "Scheduled",
+    "SessionHeld",
+    "SessionLost",
     "Setting",
+    "SlowConsumer",
     "Started",
     "Stats",
+    "StreamReplaced",
+    "TandemError",
     "Timings",
     "TokenLogprobs",
+    "TotalTooLong",
+    "Unauthenticated",
+    "Unavailable",
+    "Unimplemented",
+    "Unknown",
     "Usage",
     "is_serving",
 ]
 
 _HOMES = {
     "admin": "AdminClient Setting Stats is_serving",
-    "admin_requests": (
+    "admin.profile": "Profile ProfileProgress",
+    "admin.requests": (
         "BlockStats KvMode RequestEvent RequestEventKind RequestList RequestState RequestSummary"
     ),
     "aio": "AsyncClient",
@@ -97,21 +204,23 @@ _HOMES = {
         "Scheduled Started Timings TokenLogprobs Usage"
     ),
     "params": "GenerateOptions ResolvedParams SAMPLING_PRESETS",
-    "profile": "Profile ProfileProgress",
     "retry": "NO_RETRY RetryPolicy",
     "stream": "GenerationStream",
 }
-"""Public names by the module that defines them; each is loaded on first use, to start quickly."""
+"""
+Public names by the module that defines them, the errors left out; each is loaded on first use, to
+start quickly.
+"""
 
 
 def __getattr__(name: str) -> Any:
     """Load the module of a name on its first use, and return the name's value."""
-    for module, names in _HOMES.items():
-        if name in names.split():
-            value = getattr(import_module(f"tandem_client.{module}"), name)
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    homes = (module for module, names in _HOMES.items() if name in names.split())
+    value = getattr(import_module(f"tandem_client.{next(homes, 'errors')}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

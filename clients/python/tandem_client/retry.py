@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tandem.errors import HandedOver, TandemError
-from tandem.status import CallCancelled, PeerUnavailable
+from tandem.error_codes import DeadlineExceeded, TandemError
+from tandem.errors import HandedOver
+from tandem.status import PeerUnavailable
 
 LONGEST_RESUME_DELAY_S = 2.0
 """Longest wait in seconds between two tries to resume a broken stream."""
@@ -104,7 +105,7 @@ class UnaryRetries:
         Return the seconds left for the next try; None without a deadline.
 
         Raises:
-            CallCancelled: The deadline has passed.
+            DeadlineExceeded: The deadline has passed.
         """
         return remaining_s(self._deadline_s, now)
 
@@ -140,12 +141,12 @@ def remaining_s(deadline_s: float | None, now: float) -> float | None:
     Return the seconds left for the next call; None without a deadline.
 
     Raises:
-        CallCancelled: The deadline has passed.
+        DeadlineExceeded: The deadline has passed.
     """
     if deadline_s is None:
         return None
     if now >= deadline_s:
-        raise CallCancelled(
+        raise DeadlineExceeded(
             "the deadline passed before the call could be made",
             metadata={"grpc_code": "DEADLINE_EXCEEDED"},
         )

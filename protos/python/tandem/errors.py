@@ -27,294 +27,235 @@ advice.
       InternalError                                       INTERNAL             our bug: report it
       PeerUnavailable *                                   UNAVAILABLE          after a back-off
       CallCancelled *                                     CANCELLED            never: it was wanted
+      DeadlineExceeded *                                  DEADLINE_EXCEEDED    never
 
-Clients match `reason`, never the text. Reasons are names of `tandem.common.v1.ErrorReason`, but
-those with a star: they are never sent, but made by a caller that got no typed answer (`status.py`).
+Each derives from the class of its gRPC code (`error_codes.py`), as QueueFull from
+ResourceExhausted. Clients match a class or `reason`, never the text. Reasons are names of
+`tandem.common.v1.ErrorReason`, but those with a star: they are never sent, but made by a caller
+that got no typed answer (`status.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from tandem.error_codes import (
+    ERROR_BY_CODE,
+    Aborted,
+    AlreadyExists,
+    DataLoss,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
+from tandem.error_codes import TandemError as TandemError  # noqa: PLC0414  # exported from here too
 
 
-class TandemError(Exception):
-    """
-    Root of all errors that a caller may see.
-
-    Attributes:
-        message: A sentence that says what was wrong and what to do.
-        field: Path of the wrong request field, or None.
-        retry_after_s: Seconds after which a retry may help; None if the error gives no such time.
-        metadata: More facts for programs, for example the limit that was hit.
-    """
-
-    reason: ClassVar[str] = "INTERNAL"
-    code: ClassVar[str] = "INTERNAL"
-    default_retry_after_s: ClassVar[float | None] = None
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        field: str | None = None,
-        retry_after_s: float | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.field = field
-        self.retry_after_s = self.default_retry_after_s if retry_after_s is None else retry_after_s
-        self.metadata: dict[str, str] = dict(metadata or {})
-
-
-class InvalidParameter(TandemError):
+class InvalidParameter(InvalidArgument):
     """A request field is out of range."""
 
     reason = "INVALID_PARAMETER"
-    code = "INVALID_ARGUMENT"
 
 
-class EmptyPrompt(TandemError):
+class EmptyPrompt(InvalidArgument):
     """The prompt has no token."""
 
     reason = "EMPTY_PROMPT"
-    code = "INVALID_ARGUMENT"
 
 
-class PromptTooLong(TandemError):
+class PromptTooLong(InvalidArgument):
     """The prompt alone is longer than max_model_len."""
 
     reason = "PROMPT_TOO_LONG"
-    code = "INVALID_ARGUMENT"
 
 
-class TotalTooLong(TandemError):
+class TotalTooLong(InvalidArgument):
     """Prompt plus max_tokens is longer than max_model_len."""
 
     reason = "TOTAL_TOO_LONG"
-    code = "INVALID_ARGUMENT"
 
 
-class NeverFits(TandemError):
+class NeverFits(InvalidArgument):
     """The request needs more KV blocks than it may ever hold."""
 
     reason = "NEVER_FITS"
-    code = "INVALID_ARGUMENT"
 
 
-class ChatTemplateError(TandemError):
+class ChatTemplateError(InvalidArgument):
     """The chat template rejected the messages, or there is none."""
 
     reason = "CHAT_TEMPLATE"
-    code = "INVALID_ARGUMENT"
 
 
-class RequestNotFound(TandemError):
+class RequestNotFound(NotFound):
     """No live request has this id."""
 
     reason = "REQUEST_NOT_FOUND"
-    code = "NOT_FOUND"
 
 
-class DuplicateRequestId(TandemError):
+class DuplicateRequestId(AlreadyExists):
     """A live request has this id."""
 
     reason = "DUPLICATE_REQUEST_ID"
-    code = "ALREADY_EXISTS"
 
 
-class EventsNotTracked(TandemError):
+class EventsNotTracked(FailedPrecondition):
     """Events of requests are not kept."""
 
     reason = "EVENTS_NOT_TRACKED"
-    code = "FAILED_PRECONDITION"
 
 
-class ProfileRunning(TandemError):
+class ProfileRunning(FailedPrecondition):
     """A profile is being recorded already."""
 
     reason = "PROFILE_RUNNING"
-    code = "FAILED_PRECONDITION"
 
 
-class ProfileUnsupported(TandemError):
+class ProfileUnsupported(FailedPrecondition):
     """The executor cannot record profiles."""
 
     reason = "PROFILE_UNSUPPORTED"
-    code = "FAILED_PRECONDITION"
 
 
-class QueueFull(TandemError):
+class QueueFull(ResourceExhausted):
     """A limit on requests is reached; metadata "limit" says which."""
 
     reason = "QUEUE_FULL"
-    code = "RESOURCE_EXHAUSTED"
     default_retry_after_s = 1.0
 
 
-class MemoryPressure(TandemError):
+class MemoryPressure(ResourceExhausted):
     """KV use is over memory_threshold and the engine refuses instead of queueing."""
 
     reason = "MEMORY_PRESSURE"
-    code = "RESOURCE_EXHAUSTED"
     default_retry_after_s = 1.0
 
 
-class SlowConsumer(TandemError):
+class SlowConsumer(Aborted):
     """The client read too slowly."""
 
     reason = "SLOW_CONSUMER"
-    code = "ABORTED"
 
 
-class NoExecutor(TandemError):
+class NoExecutor(Unavailable):
     """No executor has been attached yet."""
 
     reason = "NO_EXECUTOR"
-    code = "UNAVAILABLE"
     default_retry_after_s = 1.0
 
 
-class ExecutorLost(TandemError):
+class ExecutorLost(Unavailable):
     """The executor was lost and did not come back in time, or is broken itself."""
 
     reason = "EXECUTOR_LOST"
-    code = "UNAVAILABLE"
     default_retry_after_s = 1.0
 
 
-class Draining(TandemError):
+class Draining(Unavailable):
     """The service takes no new request."""
 
     reason = "DRAINING"
-    code = "UNAVAILABLE"
     default_retry_after_s = 1.0
 
 
-class HandedOver(TandemError):
+class HandedOver(Unavailable):
     """The scheduler is stopping."""
 
     reason = "HANDED_OVER"
-    code = "UNAVAILABLE"
     default_retry_after_s = 1.0
 
 
-class ExecutorLoading(TandemError):
+class ExecutorLoading(Unavailable):
     """The executor listens but has not finished loading its model."""
 
     reason = "EXECUTOR_LOADING"
-    code = "UNAVAILABLE"
     default_retry_after_s = 1.0
 
 
-class CoreTimeout(TandemError):
+class CoreTimeout(Unavailable):
     """The scheduler core did not answer in time."""
 
     reason = "CORE_TIMEOUT"
-    code = "UNAVAILABLE"
     default_retry_after_s = 1.0
 
 
-class ModelChanged(TandemError):
+class ModelChanged(FailedPrecondition):
     """The executor now serves another model than the one this request started on."""
 
     reason = "MODEL_CHANGED"
-    code = "FAILED_PRECONDITION"
 
 
-class InvalidLogits(TandemError):
+class InvalidLogits(DataLoss):
     """The model produced NaN or infinity for this request."""
 
     reason = "INVALID_LOGITS"
-    code = "DATA_LOSS"
 
 
-class PoisonRequest(TandemError):
+class PoisonRequest(Internal):
     """Executors died twice while they computed this request alone."""
 
     reason = "POISON_REQUEST"
 
 
-class InternalError(TandemError):
+class InternalError(Internal):
     """Tandem has a bug."""
 
 
-class SessionHeld(TandemError):
+class SessionHeld(FailedPrecondition):
     """Another scheduler holds the executor's session."""
 
     reason = "SESSION_HELD"
-    code = "FAILED_PRECONDITION"
 
 
-class SessionLost(TandemError):
+class SessionLost(Aborted):
     """The executor session cannot go on."""
 
     reason = "SESSION_LOST"
-    code = "ABORTED"
 
 
-class CorruptMessage(TandemError):
+class CorruptMessage(DataLoss):
     """A message of the step link was changed on the way."""
 
     reason = "CORRUPT_MESSAGE"
-    code = "DATA_LOSS"
 
 
-class IncompatibleExecutor(TandemError):
+class IncompatibleExecutor(FailedPrecondition):
     """Scheduler and executor do not fit together."""
 
     reason = "INCOMPATIBLE_EXECUTOR"
-    code = "FAILED_PRECONDITION"
 
 
-class StreamReplaced(TandemError):
+class StreamReplaced(FailedPrecondition):
     """A newer attach_id has replaced this Execute stream."""
 
     reason = "STREAM_REPLACED"
-    code = "FAILED_PRECONDITION"
 
 
-class InvalidConfig(TandemError):
+class InvalidConfig(FailedPrecondition):
     """A configuration value is missing, unknown or out of range."""
 
     reason = "INVALID_CONFIG"
-    code = "FAILED_PRECONDITION"
 
 
-class InvalidModel(TandemError):
+class InvalidModel(FailedPrecondition):
     """The model directory is missing, incomplete, corrupt or of an unknown architecture."""
 
     reason = "INVALID_MODEL"
-    code = "FAILED_PRECONDITION"
 
 
-class OutOfMemory(TandemError):
+class OutOfMemory(FailedPrecondition):
     """KV cache or weights do not fit in memory, or the steps of one request alone do not."""
 
     reason = "OUT_OF_MEMORY"
-    code = "FAILED_PRECONDITION"
 
 
-class AddressInUse(TandemError):
+class AddressInUse(Unavailable):
     """The address to listen on is in use."""
 
     reason = "ADDRESS_IN_USE"
-    code = "UNAVAILABLE"
-
-
-class Unauthenticated(TandemError):
-    """The call carries no credential that the server knows."""
-
-    reason = "UNAUTHENTICATED"
-    code = "UNAUTHENTICATED"
-
-
-class PermissionDenied(TandemError):
-    """The credential is known and may not do this."""
-
-    reason = "PERMISSION_DENIED"
-    code = "PERMISSION_DENIED"
 
 
 def _leaves(root: type[TandemError]) -> list[type[TandemError]]:
@@ -322,6 +263,6 @@ def _leaves(root: type[TandemError]) -> list[type[TandemError]]:
 
 
 ERROR_BY_REASON: dict[str, type[TandemError]] = {
-    error.reason: error for error in _leaves(TandemError)
-}
+    error.reason: error for base in ERROR_BY_CODE.values() for error in _leaves(base)
+} | {error.reason: error for error in (Unauthenticated, PermissionDenied)}
 """Error classes by reason, for rebuilding an error on the client's side."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass, replace
 
 import grpc
 from google.protobuf import any_pb2
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from tandem.errors import ERROR_BY_REASON, InternalError, TandemError
+from tandem.error_codes import ERROR_BY_CODE, Cancelled, TandemError, Unavailable
+from tandem.errors import ERROR_BY_REASON, InternalError
 
 DOMAIN = "tandem"
 
@@ -46,7 +49,7 @@ def to_grpc_status(error: TandemError) -> grpc.Status:
 def from_rpc_error(error: grpc.RpcError) -> TandemError:
     """
     Rebuild the error that a peer sent. A failure without Tandem's details, such as a broken
-    connection, becomes the class that its gRPC code suggests, with the code's name in
+    connection or an answer of a proxy, becomes the class of its gRPC code, with the code's name in
     `metadata["grpc_code"]`; that of a call for which no connection could be made has
     `metadata["connected"]` "false", and `metadata["listening"]` "false" if no server listens there.
     """
@@ -55,13 +58,12 @@ def from_rpc_error(error: grpc.RpcError) -> TandemError:
     try:
         # Every RpcError that a call raises is also a Call.
         status = rpc_status.from_call(error)  # type: ignore[arg-type]
-    except ValueError:  # code or message of status and details differ: trust the status line
+    except (ValueError, DecodeError):  # status and details differ: trust the status line
         status = None
-    if status is not None:
-        rebuilt = from_status_proto(status)
-        if rebuilt is not None:
-            return rebuilt
-    fallback = _UNTYPED.get(code, InternalError)
+    details = _Details() if status is None else _read_details(status)
+    if status is not None and details.info is not None:
+        return _typed(status, details)
+    fallback = _UNTYPED.get(code) or ERROR_BY_CODE.get(code.name, InternalError)
     is_foreign = code is grpc.StatusCode.CANCELLED and not any(
         sign in text for sign in _CANCELLED_HERE
     )
@@ -72,41 +74,68 @@ def from_rpc_error(error: grpc.RpcError) -> TandemError:
         metadata["connected"] = "false"
         if any(sign in text for sign in _NOTHING_LISTENS):
             metadata["listening"] = "false"
-    return fallback(text, metadata=metadata)
+    return fallback(text, retry_after_s=details.retry_after_s, metadata=metadata)
 
 
 def from_status_proto(status: status_pb2.Status) -> TandemError | None:
     """Rebuild an error from its encoded form; return None if it has no reason of Tandem's."""
-    info = error_details_pb2.ErrorInfo()
-    bad_request = error_details_pb2.BadRequest()
-    retry = error_details_pb2.RetryInfo()
-    found_retry = False
+    details = _read_details(status)
+    return None if details.info is None else _typed(status, details)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Details:
+    """Details of a status; `info` is None if no ErrorInfo is Tandem's."""
+
+    info: error_details_pb2.ErrorInfo | None = None
+    field: str | None = None
+    retry_after_s: float | None = None
+
+
+def _read_details(status: status_pb2.Status) -> _Details:
+    found = _Details()
     for detail in status.details:
-        if detail.Is(info.DESCRIPTOR):
-            detail.Unpack(info)
-        elif detail.Is(bad_request.DESCRIPTOR):
-            detail.Unpack(bad_request)
-        elif detail.Is(retry.DESCRIPTOR):
-            found_retry = detail.Unpack(retry)
-    if info.domain != DOMAIN:
-        return None
-    violations = bad_request.field_violations
+        info = error_details_pb2.ErrorInfo()
+        bad_request = error_details_pb2.BadRequest()
+        retry = error_details_pb2.RetryInfo()
+        # A proxy may add an ErrorInfo of its own to ours.
+        if detail.Unpack(info) and info.domain == DOMAIN:
+            found = replace(found, info=info)
+        elif detail.Unpack(bad_request) and bad_request.field_violations:
+            found = replace(found, field=bad_request.field_violations[0].field)
+        elif detail.Unpack(retry):
+            found = replace(found, retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9)
+    return found
+
+
+def _typed(status: status_pb2.Status, details: _Details) -> TandemError:
+    info = details.info
+    assert info is not None
     error = ERROR_BY_REASON.get(info.reason) or _newer(info.reason, status.code)
     return error(
         status.message,
-        field=violations[0].field if violations else None,
-        retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9 if found_retry else None,
+        field=details.field,
+        retry_after_s=details.retry_after_s,
         metadata=dict(info.metadata),
     )
 
 
 @functools.lru_cache(maxsize=64)
 def _newer(reason: str, number: int) -> type[TandemError]:
-    """Return an error class, with the peer's gRPC code, for a reason that only newer peers know."""
+    """
+    Return an error class, below that of the peer's gRPC code, for a reason that only newer peers
+    know.
+    """
     names = {code.value[0]: code.name for code in grpc.StatusCode}
-    if not reason or names.get(number, "UNKNOWN") in {"OK", "UNKNOWN", "INTERNAL"}:
+    base = ERROR_BY_CODE.get(names.get(number, "OK"))
+    if base is None:
         return InternalError
-    return type("NewerError", (TandemError,), {"reason": reason, "code": names[number]})
+    if not reason:
+        return base
+    facts: dict[str, object] = {"reason": reason}
+    if base is Unavailable:  # the code asks for a retry, whatever the reason
+        facts["default_retry_after_s"] = 1.0
+    return type("NewerError", (base,), facts)
 
 
 def _pack(message: object) -> any_pb2.Any:
@@ -115,7 +144,7 @@ def _pack(message: object) -> any_pb2.Any:
     return packed
 
 
-class PeerUnavailable(TandemError):
+class PeerUnavailable(Unavailable):
     """
     The peer cannot be reached, or its connection broke; no typed answer came. Metadata "connected"
     is "false" if no connection could be made, so that the peer cannot have the call; "listening" is
@@ -123,7 +152,6 @@ class PeerUnavailable(TandemError):
     """
 
     reason = "PEER_UNAVAILABLE"
-    code = "UNAVAILABLE"
 
     @property
     def was_connected(self) -> bool:
@@ -136,11 +164,10 @@ class PeerUnavailable(TandemError):
         return self.metadata.get("listening") == "false"
 
 
-class CallCancelled(TandemError):
-    """The call was cancelled, or its deadline passed, on this side."""
+class CallCancelled(Cancelled):
+    """The call was cancelled on this side."""
 
     reason = "CALL_CANCELLED"
-    code = "CANCELLED"
 
 
 _BROKEN_STREAM = ("RST_STREAM", "Stream removed")
@@ -163,5 +190,5 @@ _CANCELLED_HERE = (
 _UNTYPED: dict[grpc.StatusCode, type[TandemError]] = {
     grpc.StatusCode.UNAVAILABLE: PeerUnavailable,
     grpc.StatusCode.CANCELLED: CallCancelled,
-    grpc.StatusCode.DEADLINE_EXCEEDED: CallCancelled,
 }
+"""Classes of codes that more can be said of than the code does."""

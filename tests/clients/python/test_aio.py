@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from tandem.error_codes import DeadlineExceeded
 from tandem.errors import Draining, InvalidParameter, QueueFull, RequestNotFound
-from tandem.status import CallCancelled
 from tandem_client import AsyncClient, Delta, FinishReason, RetryPolicy, Started
 from tests.clients.python.fake_server import ANSWER, CHOSEN_SEED, PATIENCE_S, Act
 
@@ -85,11 +85,11 @@ class TestGenerate:
 
     async def test_deadline_cancels(self, client, server):
         """
-        A passed deadline raises CallCancelled that names the gRPC code.
+        A passed deadline raises DeadlineExceeded that names the gRPC code.
         """
         server.play(Act(num_tokens=2, hang=True))
 
-        with pytest.raises(CallCancelled) as passed:
+        with pytest.raises(DeadlineExceeded) as passed:
             async for _ in client.generate("hi", deadline_s=0.3):
                 pass
         assert "DEADLINE_EXCEEDED" == passed.value.metadata["grpc_code"]

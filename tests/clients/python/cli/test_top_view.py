@@ -7,8 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
+from tandem.error_codes import DeadlineExceeded
 from tandem.errors import Draining, InternalError
-from tandem.status import CallCancelled, PeerUnavailable
+from tandem.status import PeerUnavailable
 from tandem_client import AdminClient
 from tandem_client.cli.top.view import PATIENCE_S, Looks, View
 from tests.clients.python.fake_server import fake_server
@@ -18,7 +19,7 @@ from tests.waiting import wait_until
 REFUSED = PeerUnavailable(
     "connection refused", metadata={"connected": "false", "listening": "false"}
 )
-SILENT = CallCancelled("Deadline Exceeded")
+SILENT = DeadlineExceeded("Deadline Exceeded")
 
 
 class Clock:

@@ -10,7 +10,8 @@ import pytest
 import typer
 
 from tandem import errors
-from tandem.errors import ERROR_BY_REASON, TandemError
+from tandem.error_codes import DeadlineExceeded, TandemError
+from tandem.errors import ERROR_BY_REASON
 from tandem.status import CallCancelled, PeerUnavailable
 from tandem_client import NO_RETRY, AsyncClient, Client, RetryPolicy
 from tandem_client.cli.shared.failures import ExitCode, readable_errors
@@ -71,6 +72,7 @@ FATES = {
 LOCAL = {
     "PEER_UNAVAILABLE": Fate(PeerUnavailable, True, ExitCode.UNAVAILABLE),
     "CALL_CANCELLED": Fate(CallCancelled, False, ExitCode.CANCELLED),
+    "DEADLINE_EXCEEDED": Fate(DeadlineExceeded, False, ExitCode.CANCELLED),
 }
 """Reasons that this client gives where no typed answer came."""
 
@@ -119,9 +121,11 @@ def test_table_names_every_reason_of_the_contract():
     The tables above have each class of the package, so that a new reason needs a fate here.
     """
     assert {
-        name: cls for name, cls in ERROR_BY_REASON.items() if cls.__module__ == "tandem.errors"
+        name: cls
+        for name, cls in ERROR_BY_REASON.items()
+        if cls.__module__.startswith("tandem.error")
     } == {name: fate.raised for name, fate in FATES.items()}
-    assert {cls.reason: cls for cls in (PeerUnavailable, CallCancelled)} == {
+    assert {cls.reason: cls for cls in (PeerUnavailable, CallCancelled, DeadlineExceeded)} == {
         name: fate.raised for name, fate in LOCAL.items()
     }
 

@@ -9,11 +9,11 @@ import typer
 
 from tandem.wording import counted
 from tandem_client.admin import AdminClient
+from tandem_client.admin.profile import ProfileProgress
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
 from tandem_client.cli.shared import options
 from tandem_client.cli.shared.failures import ExitCode, fail, readable_errors
 from tandem_client.cli.shared.waiting import Waits, no_answer
-from tandem_client.profile import ProfileProgress
 
 PATIENCE_S = 0.5
 """Seconds without a first step after which the command says that it waits for requests."""

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tandem_client.admin_requests import RequestEvent, RequestList, RequestState, RequestSummary
+from tandem_client.admin.requests import RequestEvent, RequestList, RequestState, RequestSummary
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
 from tandem_client.cli.shared import options
 from tandem_client.cli.shared.failures import readable_errors

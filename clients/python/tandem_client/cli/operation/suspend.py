@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tandem_client.admin_requests import KvMode
+from tandem_client.admin.requests import KvMode
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
 from tandem_client.cli.shared import options
 from tandem_client.cli.shared.failures import readable_errors

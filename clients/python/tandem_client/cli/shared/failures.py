@@ -12,8 +12,9 @@ from typing import ParamSpec
 
 import typer
 
+from tandem.error_codes import DeadlineExceeded
 from tandem.errors import InvalidConfig, InvalidModel, ModelChanged, OutOfMemory, TandemError
-from tandem.status import CallCancelled, PeerUnavailable
+from tandem.status import PeerUnavailable
 from tandem_client.cli.shared.exit_codes import EXIT_CODES_HELP, ExitCode
 from tandem_client.cli.shared.screen import remark
 
@@ -37,9 +38,12 @@ _BY_GRPC_CODE = {
     "RESOURCE_EXHAUSTED": ExitCode.OVERLOADED,
     "UNAVAILABLE": ExitCode.UNAVAILABLE,
     "FAILED_PRECONDITION": ExitCode.REFUSED,
+    "UNIMPLEMENTED": ExitCode.REFUSED,
+    "OUT_OF_RANGE": ExitCode.REFUSED,
     "UNAUTHENTICATED": ExitCode.REFUSED,
     "PERMISSION_DENIED": ExitCode.REFUSED,
     "CANCELLED": ExitCode.CANCELLED,
+    "DEADLINE_EXCEEDED": ExitCode.CANCELLED,
 }
 _BY_REASON = {
     # The user has nothing to change: the same command works next time.
@@ -78,7 +82,7 @@ def describe(error: TandemError, address: str | None = None) -> str:
         if "[" not in why:
             why = why.removesuffix("]")
         return f"cannot reach {where}: {why}. Is it running? Start one with: tandem up"
-    if isinstance(error, CallCancelled) and error.metadata.get("grpc_code") == "DEADLINE_EXCEEDED":
+    if isinstance(error, DeadlineExceeded):
         return "the deadline passed before the answer was complete"
     return f"{error.reason}: {line}"
 

@@ -17,7 +17,7 @@ RETRY = RetryPolicy(max_attempts=3, resume_within_s=60.0)
 """Retry policy of commands, which gives up soon because a user waits at the terminal."""
 
 
-_BREAKS = {
+_BREAKS: dict[type[TandemError], str] = {
     Draining: "the server is stopping",
     HandedOver: "the server is stopping",
     PeerUnavailable: "the connection broke",

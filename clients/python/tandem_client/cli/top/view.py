@@ -9,7 +9,7 @@ from collections.abc import Callable
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from tandem.errors import TandemError
+from tandem.error_codes import DeadlineExceeded, TandemError
 from tandem.status import CallCancelled, PeerUnavailable
 from tandem_client.admin import Stats
 from tandem_client.cli.top.table import duration, table
@@ -20,6 +20,9 @@ WINDOW_S = 5.0
 
 PATIENCE_S = 2.0
 """Seconds of a server's silence that are not shown yet."""
+
+_NO_ANSWER = (CallCancelled, DeadlineExceeded)
+"""Errors of looks that the server did not answer in time."""
 
 
 class Looks:
@@ -80,7 +83,7 @@ class View:
         Raises:
             TandemError: This error, if further looks would fail with it too.
         """
-        if not (is_transient(error) or isinstance(error, CallCancelled)):
+        if not (is_transient(error) or isinstance(error, _NO_ANSWER)):
             raise error
         self._error = error
 
@@ -96,7 +99,7 @@ class View:
         clock = time.strftime("%H:%M:%S", time.localtime(time.time() - silent_s))
         since = f"since {clock} ({duration(silent_s)})"
         end = "what stands below is of then; Ctrl-C leaves"
-        if error is None or isinstance(error, CallCancelled):
+        if error is None or isinstance(error, _NO_ANSWER):
             return f"{self._address} has not answered {since}; still asking; {end}"
         if isinstance(error, PeerUnavailable):
             if error.nothing_listens:

@@ -14,7 +14,8 @@ from tandem.admin.v1 import admin_service_pb2_grpc as admin_grpc
 from tandem.admin.v1 import requests_pb2
 from tandem.admin.v1.stats_pb2 import GetStatsResponse
 from tandem.status import from_rpc_error
-from tandem_client.admin_requests import (
+from tandem_client.admin.profile import Profile, ProfileProgress, collect, request_of
+from tandem_client.admin.requests import (
     KvMode,
     RequestEvent,
     RequestList,
@@ -24,7 +25,6 @@ from tandem_client.admin_requests import (
 )
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS, ChannelOptions
 from tandem_client.client import Connection
-from tandem_client.profile import Profile, ProfileProgress, collect, request_of
 from tandem_client.retry import RetryPolicy
 
 Stats = GetStatsResponse
