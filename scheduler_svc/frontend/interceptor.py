@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,13 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
+from scheduler_svc.frontend.rpc_handlers import (
+    Context,
+    Handler,
+    behavior_of,
+    serve,
+    with_behavior,
+)
 from tandem.errors import InternalError, InvalidParameter, TandemError
 from tandem.status import to_grpc_status
 
@@ -17,8 +24,6 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 MAX_MESSAGE_BYTES = 600
 """Limit of an error's text, which may quote a client; trailers must stay under 8 KiB."""
-
-Handler = Any  # grpc.RpcMethodHandler is a set of optional callables without types
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +41,26 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """Wrap handlers that take one request; those that take a stream (reflection) stay plain."""
+        """Wrap handlers of every kind; one that takes a stream reads it by iteration."""
         handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming:
-            return handler
+        if handler is None:
+            return None
         method = handler_call_details.method
-        wrap = (
-            grpc.unary_stream_rpc_method_handler
-            if handler.response_streaming
-            else grpc.unary_unary_rpc_method_handler
-        )
-        return wrap(
-            _guarded(handler.unary_stream or handler.unary_unary, method),
-            request_deserializer=_tolerant(handler.request_deserializer, method),
-            response_serializer=_unless_serialized(handler.response_serializer),
+        return with_behavior(
+            handler,
+            _guarded(handler, method),
+            decode=_tolerant(handler.request_deserializer, method),
+            encode=_unless_serialized(handler.response_serializer),
         )
 
 
-def _guarded(behavior: Callable[..., Awaitable[object]], method: str) -> Callable[..., Any]:
-    async def respond(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> object:
+def _guarded(handler: Handler, method: str) -> Callable[[Any, Context], Awaitable[object]]:
+    behavior = behavior_of(handler)
+
+    async def respond(request: Any, context: Context) -> object:
         try:
-            if isinstance(request, _Garbage):
-                await _abort(context, _undecodable(request))
-            return await behavior(request, context)
+            checked = _each_checked(request) if handler.request_streaming else _checked(request)
+            return await serve(behavior, checked, context)
         except TandemError as error:
             _log.info("call_failed", method=method, reason=error.reason, field=error.field)
             await _abort(context, error)
@@ -78,8 +80,23 @@ def _guarded(behavior: Callable[..., Awaitable[object]], method: str) -> Callabl
     return respond
 
 
-def _tolerant(decode: Callable[[bytes], object], method: str) -> Callable[[bytes], object]:
+async def _each_checked(requests: AsyncIterator[object]) -> AsyncIterator[object]:
+    async for request in requests:
+        yield _checked(request)
+
+
+def _checked(request: object) -> object:
+    if isinstance(request, _Garbage):
+        raise _undecodable(request)
+    return request
+
+
+def _tolerant(
+    decode: Callable[[bytes], object] | None, method: str
+) -> Callable[[bytes], object] | None:
     """Return a decoder that returns _Garbage at a failure: gRPC would answer a bare INTERNAL."""
+    if decode is None:  # the handler takes bytes
+        return None
 
     def decode_or_mark(raw: bytes) -> object:
         try:
@@ -90,8 +107,12 @@ def _tolerant(decode: Callable[[bytes], object], method: str) -> Callable[[bytes
     return decode_or_mark
 
 
-def _unless_serialized(encode: Callable[[object], bytes]) -> Callable[[object], bytes]:
+def _unless_serialized(
+    encode: Callable[[object], bytes] | None,
+) -> Callable[[object], bytes] | None:
     """Return an encoder that passes responses through that are bytes already."""
+    if encode is None:
+        return None
 
     def encode_or_pass(response: object) -> bytes:
         return response if isinstance(response, bytes) else encode(response)
@@ -107,7 +128,7 @@ def _undecodable(garbage: _Garbage) -> TandemError:
     )
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: TandemError) -> None:
+async def _abort(context: Context, error: TandemError) -> None:
     encoded = error.message.encode()
     if len(encoded) > MAX_MESSAGE_BYTES:
         error.message = encoded[:MAX_MESSAGE_BYTES].decode(errors="ignore") + "…"

@@ -1,0 +1,58 @@
+"""The four kinds of gRPC handlers as one, for interceptors that wrap any of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+Handler = Any  # grpc.RpcMethodHandler is a set of optional callables without types
+Context = grpc.aio.ServicerContext[Any, Any]
+Behavior = Callable[[Any, Context], Any]
+"""
+Function that serves a call: it takes a request, or an iterator of requests, and is a coroutine, or
+an asynchronous generator of responses.
+"""
+
+_WRAP = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+def behavior_of(handler: Handler) -> Behavior:
+    """Return the function that serves the calls of a handler of any kind."""
+    behavior: Behavior = (
+        handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    )
+    return behavior
+
+
+def with_behavior(
+    handler: Handler,
+    behavior: Callable[[Any, Context], Awaitable[object]],
+    *,
+    decode: Callable[[bytes], object] | None = None,
+    encode: Callable[[Any], bytes] | None = None,
+) -> Handler:
+    """Return a handler of the same kind that is served by `behavior`; unset coders stay."""
+    return _WRAP[handler.request_streaming, handler.response_streaming](
+        behavior,
+        request_deserializer=decode or handler.request_deserializer,
+        response_serializer=encode or handler.response_serializer,
+    )
+
+
+async def serve(behavior: Behavior, request: object, context: Context) -> object:
+    """Serve a call; responses of a generator are written, those of a coroutine are returned."""
+    answer = behavior(request, context)
+    if not isinstance(answer, AsyncGenerator):
+        return await answer
+    async with aclosing(answer) as messages:
+        async for message in messages:
+            await context.write(message)
+    return None

@@ -1,0 +1,150 @@
+"""The outermost interceptor, around handlers of all four kinds."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from scheduler_svc.frontend.interceptor import ErrorInterceptor
+from tandem.admin.v1.admin_service_pb2 import ConfigEntry
+from tandem.errors import Draining
+from tandem.status import from_rpc_error
+from tests.scheduler_svc.frontend.fake_core import within
+
+WRAP = {
+    "unary_unary": grpc.unary_unary_rpc_method_handler,
+    "unary_stream": grpc.unary_stream_rpc_method_handler,
+    "stream_unary": grpc.stream_unary_rpc_method_handler,
+    "stream_stream": grpc.stream_stream_rpc_method_handler,
+}
+NOT_UTF8 = b"\x0a\x02\xff\xfe"
+
+
+async def fails_typed(request, context):
+    raise Draining("no more")
+
+
+async def fails_by_a_bug(request, context):
+    raise KeyError("bug")
+
+
+async def yields_then_fails(request, context):
+    yield ConfigEntry(name="first")
+    raise Draining("no more")
+
+
+async def names_of(requests, context):
+    async for request in requests:
+        await context.write(ConfigEntry(name=request.name))
+
+
+@asynccontextmanager
+async def served(kind: str, behavior: Callable) -> AsyncIterator[Callable]:
+    """Yield a multicallable, whose requests are bytes, of a server with one method."""
+    handler = WRAP[kind](
+        behavior,
+        request_deserializer=ConfigEntry.FromString,
+        response_serializer=ConfigEntry.SerializeToString,
+    )
+    server = grpc.aio.server(interceptors=(ErrorInterceptor(),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("S", {"M": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield getattr(channel, kind)("/S/M", response_deserializer=ConfigEntry.FromString)
+    finally:
+        await server.stop(0)
+
+
+async def several(*requests: bytes) -> AsyncIterator[bytes]:
+    for request in requests:
+        yield request
+
+
+async def outcome(kind: str, call: Callable, *requests: bytes) -> tuple[list[str], str]:
+    """Return the names of the responses, and the reason that the call ended with."""
+    calling = call(several(*requests) if kind.startswith("stream") else requests[0])
+    names: list[str] = []
+
+    async def read() -> None:
+        if kind.endswith("unary"):
+            await within(calling)
+            return
+        while (message := await within(calling.read())) is not grpc.aio.EOF:
+            names.append(message.name)
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await read()
+    return names, from_rpc_error(caught.value).reason
+
+
+class TestEveryKind:
+    @pytest.mark.parametrize("kind", WRAP)
+    async def test_typed_error_keeps_its_reason(self, kind):
+        """
+        A TandemError that a handler raises is the status of its call.
+        """
+        async with served(kind, fails_typed) as call:
+            assert ([], "DRAINING") == await outcome(kind, call, b"")
+
+    @pytest.mark.parametrize("kind", WRAP)
+    async def test_bug_is_internal(self, kind):
+        """
+        Any other exception is INTERNAL, with a reason.
+        """
+        async with served(kind, fails_by_a_bug) as call:
+            assert ([], "INTERNAL") == await outcome(kind, call, b"")
+
+    @pytest.mark.parametrize("kind", ["unary_unary", "unary_stream"])
+    async def test_undecodable_request_is_refused(self, kind):
+        """
+        Bytes that are no message of the contract are INVALID_PARAMETER.
+        """
+        async with served(kind, fails_by_a_bug) as call:
+            assert ([], "INVALID_PARAMETER") == await outcome(kind, call, NOT_UTF8)
+
+
+class TestStreamsOfRequests:
+    async def test_undecodable_request_ends_the_stream(self):
+        """
+        Requests before one that cannot be decoded are served; that one is INVALID_PARAMETER.
+        """
+        async with served("stream_stream", names_of) as call:
+            good = ConfigEntry(name="good").SerializeToString()
+            found = await outcome("stream_stream", call, good, NOT_UTF8)
+            assert (["good"], "INVALID_PARAMETER") == found
+
+    @pytest.mark.parametrize("kind", ["unary_stream", "stream_stream"])
+    async def test_generator_of_responses_is_guarded(self, kind):
+        """
+        A handler that yields its responses is served, and its error has its reason.
+        """
+        async with served(kind, yields_then_fails) as call:
+            assert (["first"], "DRAINING") == await outcome(kind, call, b"")
+
+    async def test_reflection_refuses_what_it_cannot_decode(self, frontend):
+        """
+        Undecodable bytes to reflection are INVALID_PARAMETER, as everywhere; good ones are answered.
+        """
+        stub = reflection_pb2_grpc.ServerReflectionStub(frontend.channel)
+        asked = reflection_pb2.ServerReflectionRequest(list_services="")
+        answer = await within(stub.ServerReflectionInfo(iter([asked])).read())
+        assert "tandem.inference.v1.InferenceService" in {
+            one.name for one in answer.list_services_response.service
+        }
+        raw = frontend.channel.stream_stream(
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+        )
+        error = await error_of_stream(raw(several(NOT_UTF8)))
+        assert "INVALID_PARAMETER" == error.reason
+
+
+async def error_of_stream(call):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await within(call.read())
+    return from_rpc_error(caught.value)
