@@ -53,6 +53,9 @@ COMMANDS = {
     ),
     "profile": Entry("operation.profile", "Record a trace of the executor's next steps."),
     "doctor": Entry("doctor", "Check this machine, and a server if one is running."),
+    "gateway": Entry(
+        "programs", "Serve OpenAI's HTTP API in front of running servers.", passes_on=True
+    ),
     "simulate": Entry(
         "programs", "Compare scheduling policies on a virtual clock.", passes_on=True
     ),

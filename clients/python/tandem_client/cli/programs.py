@@ -1,4 +1,4 @@
-"""`tandem bench` and `tandem simulate`: programs of other packages, which read all arguments."""
+"""`tandem bench`, `gateway` and `simulate`: other packages, which read all arguments."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from tandem_client.cli.shared.failures import fail, signal_name
 def bench(context: typer.Context) -> None:
     """Measure a running server, or its parts alone."""
     run_program("bench", "tandem_bench", arguments=context.args)
+
+
+def gateway(context: typer.Context) -> None:
+    """Serve OpenAI's HTTP API in front of running servers."""
+    run_program("gateway", "tandem_openai_gateway", arguments=context.args)
 
 
 def simulate(context: typer.Context) -> None:

@@ -1,0 +1,1 @@
+"""HTTP server with OpenAI's API in front of one or several Tandem schedulers."""

@@ -1,0 +1,29 @@
+"""The gateway: `python -m tandem_openai_gateway --help`."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+from tandem.process.exit_codes import EXIT_REFUSED
+from tandem.process.process_start import end_quietly_on_signals, run_or_refuse
+
+NEEDED = ("grpc_health", "msgspec", "prometheus_client", "starlette", "uvicorn")
+
+
+def main() -> int:
+    """Run one gateway; return its exit code."""
+    end_quietly_on_signals()
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        sys.stderr.write(
+            f"the gateway needs {', '.join(missing)}: pip install 'tandem-serve[gateway]'\n"
+        )
+        return EXIT_REFUSED
+    from tandem_openai_gateway.run import run  # noqa: PLC0415  # takes a while, see above
+
+    return run_or_refuse(lambda: run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

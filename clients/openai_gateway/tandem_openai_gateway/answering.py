@@ -1,0 +1,191 @@
+"""One request of the API from its body to its answer; the client may leave at any time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from tandem.errors import TandemError
+from tandem_openai_gateway.answers.format import AnswerFormat, Head, comment
+from tandem_openai_gateway.answers.output import ChoiceOutput, Output, WholeOutput
+from tandem_openai_gateway.api.common import Asked
+from tandem_openai_gateway.client_left import ClientLeft, until_left
+from tandem_openai_gateway.envelope import JsonResponse
+from tandem_openai_gateway.errors import ApiError, api_error
+from tandem_openai_gateway.metrics import Metrics
+from tandem_openai_gateway.schedulers import Metadata, Schedulers
+from tandem_openai_gateway.served_model import ServedModel
+from tandem_openai_gateway.upstream import (
+    Delta,
+    Done,
+    Finished,
+    Started,
+    Usage,
+    generate_request,
+    progress_of,
+)
+
+PASSED_ON = ("authorization", "traceparent", "tracestate")
+"""Headers that go to the scheduler as metadata."""
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold events back
+]
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """
+    One path that generates.
+
+    Attributes:
+        read: Function that decodes the body of a request.
+        form: Function that makes the form of the answer.
+    """
+
+    read: Callable[[bytes], Asked]
+    form: Callable[[Head, Asked], AnswerFormat]
+
+
+class Answering:
+    """Generation for all endpoints; it owns nothing but the way of a request."""
+
+    def __init__(
+        self, schedulers: Schedulers, model: ServedModel, metrics: Metrics, max_body_bytes: int
+    ) -> None:
+        self._schedulers = schedulers
+        self._model = model
+        self._metrics = metrics
+        self._max_body_bytes = max_body_bytes
+
+    async def answer(self, endpoint: Endpoint, request: Request) -> Answer:
+        """
+        Have the schedulers accept a request; return its answer, which is yet to be sent.
+
+        Raises:
+            ApiError, TandemError: The request cannot be served.
+        """
+        asked = endpoint.read(await self._body(request))
+        metadata = metadata_of(request)
+        name = await self._model.check(asked.model, metadata)
+        request_id: str = request.scope["tandem.request_id"]
+        output = self._output(asked, request_id, metadata)
+        try:
+            started = await until_left(request.receive, output.accepted())
+        except BaseException:
+            await output.close()
+            raise
+        self._model.note(started)
+        head = Head(
+            request_id=request_id,
+            created_s=int(time.time()),
+            model=name,
+            fingerprint=started.model_revision,
+        )
+        return Answer(asked, endpoint.form(head, asked), output, self._metrics)
+
+    def _output(self, asked: Asked, request_id: str, metadata: Metadata) -> Output:
+        ids = [request_id]
+        if len(asked.prompts) > 1:
+            ids = [f"{request_id}-{place}" for place in range(len(asked.prompts))]
+        requests = [
+            generate_request(prompt, asked.options, one)
+            for prompt, one in zip(asked.prompts, ids, strict=True)
+        ]
+        return Output([self._schedulers.generate(one, metadata) for one in requests])
+
+    async def _body(self, request: Request) -> bytes:
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > self._max_body_bytes:
+                raise ApiError(
+                    413,
+                    f"the body is larger than {self._max_body_bytes} bytes",
+                    code="request_too_large",
+                )
+        return bytes(body)
+
+
+class Answer:
+    """Answer of an accepted request, as an ASGI app that sends it."""
+
+    def __init__(self, asked: Asked, form: AnswerFormat, output: Output, metrics: Metrics) -> None:
+        self._asked = asked
+        self._form = form
+        self._output = output
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer; a client that leaves ends the generation."""
+        sent = self._stream(send) if self._asked.is_streamed else self._whole(scope, receive, send)
+        try:
+            await until_left(receive, sent)
+        except ClientLeft:
+            _log.debug("client_left", id=scope["tandem.request_id"])
+        finally:
+            await self._output.close()
+
+    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        num_choices = self._asked.num_choices
+        whole = WholeOutput(
+            [[ChoiceOutput() for _ in range(num_choices)] for _ in self._asked.prompts]
+        )
+        async for place, event in self._output.events():
+            whole.add(place, event)
+        self._metrics.output_tokens.inc(sum(one.output_tokens for one in whole.usages))
+        await JsonResponse(self._form.whole(whole))(scope, receive, send)
+
+    async def _stream(self, send: Send) -> None:
+        async def write(part: bytes, *, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": part, "more_body": more})
+
+        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        try:
+            await self._write_events(write)
+        except TandemError as error:
+            _log.warning("stream_failed", reason=error.reason, why=error.message)
+            await write(self._form.failed(api_error(error).body))
+        await write(b"", more=False)
+
+    async def _write_events(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        form, usages = self._form, list[Usage]()
+        count = self._metrics.output_tokens.inc
+        if opening := form.opening():
+            await write(opening)
+        async for place, event in self._output.events():
+            match event:
+                case Delta():
+                    count(len(event.token_ids))
+                    await write(form.delta(place, event))
+                case Finished():
+                    await write(form.finished(place, event))
+                case Done():
+                    usages.append(event.usage)
+                case Started():
+                    pass
+                case _:
+                    await write(comment(progress_of(event)))
+        await write(form.closing(usages))
+
+
+def metadata_of(request: Request) -> Metadata:
+    """
+    Return the headers of a request that go on to the scheduler.
+
+    Raises:
+        ApiError: One has characters that no key or trace has.
+    """
+    found = [(name, request.headers[name]) for name in PASSED_ON if name in request.headers]
+    for name, text in found:
+        if not (text.isascii() and text.isprintable()):
+            raise ApiError(400, f"the header {name} must be printable ASCII", param=name)
+    return tuple(found)

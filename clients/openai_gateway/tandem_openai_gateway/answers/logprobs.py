@@ -1,0 +1,95 @@
+"""Log probabilities in the two forms of OpenAI's API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tandem_openai_gateway.upstream import TokenLogprobs
+
+LEAST = -9999.0
+"""Log probability of a token that cannot be drawn: JSON has no infinity."""
+_UNDECODED = "\N{REPLACEMENT CHARACTER}"
+
+
+class TopLogprob(msgspec.Struct, kw_only=True):
+    """One of the likeliest tokens; `bytes` is null for a token that is a part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatTokenLogprob(msgspec.Struct, kw_only=True):
+    """A token of a chat's answer and the likeliest ones at its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, kw_only=True):
+    """Log probabilities of a chat's answer, token by token."""
+
+    content: list[ChatTokenLogprob]
+
+
+class CompletionLogprobs(msgspec.Struct, kw_only=True):
+    """Log probabilities of a completion, as parallel lists."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> ChatLogprobs:
+    """Return the form of chats."""
+    return ChatLogprobs(
+        content=[
+            ChatTokenLogprob(
+                token=one.text,
+                logprob=_finite(one.logprob),
+                bytes=_bytes(one.text),
+                top_logprobs=[
+                    TopLogprob(token=text, logprob=_finite(logprob), bytes=_bytes(text))
+                    for (_, logprob), text in zip(one.top, one.top_texts, strict=False)
+                ],
+            )
+            for one in tokens
+        ]
+    )
+
+
+def completion_logprobs(tokens: Sequence[TokenLogprobs], offset: int) -> CompletionLogprobs:
+    """Return the form of completions; `offset` is that of the first token in the text."""
+    offsets = []
+    for one in tokens:
+        offsets.append(offset)
+        offset += len(one.text)
+    return CompletionLogprobs(
+        tokens=[one.text for one in tokens],
+        token_logprobs=[_finite(one.logprob) for one in tokens],
+        top_logprobs=[_by_text(one) for one in tokens],
+        text_offset=offsets,
+    )
+
+
+def _by_text(one: TokenLogprobs) -> dict[str, float]:
+    """Return the likeliest tokens and the drawn one; of two with the same text the likelier."""
+    found: dict[str, float] = {}
+    for (_, logprob), text in zip(one.top, one.top_texts, strict=False):
+        found.setdefault(text, _finite(logprob))
+    if found:
+        found.setdefault(one.text, _finite(one.logprob))
+    return found
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LEAST)
+
+
+def _bytes(text: str) -> list[int] | None:
+    return None if _UNDECODED in text else list(text.encode())

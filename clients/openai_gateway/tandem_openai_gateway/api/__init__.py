@@ -1,0 +1,1 @@
+"""Requests of OpenAI's API: their fields, their checks, and the Tandem requests they become."""

@@ -1,0 +1,138 @@
+"""Common parts of requests for chats and for completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from tandem_openai_gateway.api.refused import refuse_unsupported
+from tandem_openai_gateway.errors import ApiError
+from tandem_openai_gateway.upstream import Prompt
+
+SEEDS = 1 << 64
+"""Number of seeds; OpenAI's negative ones are counted from the end."""
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """Options of a stream: with `include_usage` a chunk with the usage precedes the end."""
+
+    include_usage: bool | None = None
+
+
+class GenerationFields(msgspec.Struct, kw_only=True):
+    """Fields of OpenAI and of vLLM that say what is generated; each may be left out or null."""
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """Return the options of the Tandem request that have the same names."""
+        options: dict[str, Any] = {name: getattr(self, name) for name in _SAME_NAMES}
+        if self.seed is not None:
+            options["seed"] = self.seed % SEEDS
+        return options
+
+
+_SAME_NAMES = tuple(
+    name
+    for name in GenerationFields.__struct_fields__
+    if name not in {"model", "stream", "stream_options", "return_token_ids"}
+)
+
+Fields = TypeVar("Fields", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """
+    One request of the API, checked.
+
+    Attributes:
+        model: Name of the model; None = any.
+        prompts: Prompts, at least one; each is a Tandem request of its own.
+        num_choices: Choices of each prompt.
+        options: Options of the Tandem requests, by the client's names.
+        is_streamed: True for server-sent events.
+        includes_usage: True if a stream ends with its usage.
+        has_token_ids: True if the ids of the output are told.
+        echoes: True if the prompt precedes the output.
+    """
+
+    model: str | None
+    prompts: tuple[Prompt, ...]
+    num_choices: int
+    options: Mapping[str, Any]
+    is_streamed: bool
+    includes_usage: bool
+    has_token_ids: bool = False
+    echoes: bool = False
+
+
+def read_body(body: bytes, fields: type[Fields]) -> Fields:
+    """
+    Decode the body of a request.
+
+    Raises:
+        ApiError: It is no JSON object, a field has the wrong type, or it asks for what would have
+            to be ignored.
+    """
+    try:
+        content = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+    if not isinstance(content, dict):
+        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+    refuse_unsupported(content)
+    try:
+        return msgspec.convert(content, fields, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise wrong_type(error) from None
+
+
+def wrong_type(error: msgspec.ValidationError) -> ApiError:
+    """Return the answer for a field of the wrong type."""
+    what, _, where = str(error).partition(" - at `")
+    param = where.rpartition("$")[2].strip("`").removeprefix(".") or None
+    if param is None and "missing required field" in what:
+        param = what.rpartition(" ")[2].strip("`")
+    return ApiError(400, f"{param}: {what}" if param else what, param=param, code="invalid_type")
+
+
+def asked(fields: GenerationFields, prompts: tuple[Prompt, ...], **rest: Any) -> Asked:
+    """Return the request that these fields and prompts make; `rest` are attributes of `Asked`."""
+    options = fields.sampling() | rest.pop("options", {})
+    stream_options = fields.stream_options or StreamOptions()
+    return Asked(
+        model=fields.model or None,
+        prompts=prompts,
+        num_choices=1 if fields.n is None else fields.n,
+        options=options,
+        is_streamed=bool(fields.stream),
+        includes_usage=bool(stream_options.include_usage),
+        has_token_ids=bool(fields.return_token_ids),
+        **rest,
+    )

@@ -1,0 +1,74 @@
+"""Requests of /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from tandem_openai_gateway.api.common import Asked, GenerationFields, asked, read_body
+from tandem_openai_gateway.api.refused import unsupported
+from tandem_openai_gateway.errors import ApiError
+from tandem_openai_gateway.upstream import Prompt
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default, which clients of this endpoint know."""
+MAX_PROMPTS = 256
+"""Most prompts of one request, each of which is a Tandem request of its own."""
+
+
+class CompletionFields(GenerationFields, kw_only=True):
+    """Body of a request; a prompt is a text or a list of ids, and there may be several."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+
+
+def read_completion(body: bytes) -> Asked:
+    """
+    Decode and check a request.
+
+    Raises:
+        ApiError: It cannot be served.
+    """
+    fields = read_body(body, CompletionFields)
+    if fields.add_special_tokens is False:
+        raise unsupported("add_special_tokens")
+    prompts = prompts_of(fields.prompt)
+    if fields.echo:
+        if any(prompt.text is None for prompt in prompts):
+            raise unsupported("echo", "a prompt of ids has no text to return")
+        if fields.logprobs is not None:
+            raise unsupported("echo", "log probabilities of the prompt are not computed")
+    if fields.max_tokens is None:
+        fields.max_tokens = DEFAULT_MAX_TOKENS
+    options = {"logprobs": fields.logprobs}
+    return asked(fields, prompts, options=options, echoes=bool(fields.echo))
+
+
+def prompts_of(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
+    """
+    Return the prompts of a request: texts, or lists of ids.
+
+    Raises:
+        ApiError: There is none, there are too many, or texts, ids and lists are mixed.
+    """
+    if isinstance(prompt, str):
+        return (Prompt(text=prompt),)
+    kinds = {type(one) for one in prompt}
+    if kinds == {int}:
+        return (Prompt(token_ids=cast("Sequence[int]", prompt)),)
+    if len(prompt) > MAX_PROMPTS:
+        raise _refusal(f"prompt may be at most {MAX_PROMPTS} prompts, not {len(prompt)}")
+    if kinds == {str}:
+        return tuple(Prompt(text=one) for one in prompt if isinstance(one, str))
+    if kinds == {list}:
+        return tuple(Prompt(token_ids=one) for one in prompt if isinstance(one, list))
+    if not kinds:
+        raise _refusal("prompt must not be an empty list", "empty_prompt")
+    raise _refusal("prompt must be one text, one list of ids, or a list of either")
+
+
+def _refusal(message: str, code: str = "invalid_parameter") -> ApiError:
+    return ApiError(400, message, param="prompt", code=code)

@@ -1,0 +1,88 @@
+"""
+Keys of requests that would change the output and that Tandem does not know. They are refused,
+since an output without what was asked for looks like a good one; all other unknown keys are
+ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tandem_openai_gateway.errors import ApiError
+
+_NEVER: tuple[object, ...] = ()
+
+CHANGES_OUTPUT: Mapping[str, tuple[object, ...]] = {
+    # OpenAI's own keys.
+    "audio": _NEVER,
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": _NEVER,
+    "web_search_options": _NEVER,
+    # Keys of vLLM's server.
+    "add_generation_prompt": (True,),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "chat_template": _NEVER,
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "early_stopping": (False,),
+    "guided_choice": _NEVER,
+    "guided_grammar": _NEVER,
+    "guided_json": _NEVER,
+    "guided_regex": _NEVER,
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "prompt_embeds": _NEVER,
+    "prompt_logprobs": _NEVER,
+    "skip_special_tokens": (True,),
+    "structured_outputs": _NEVER,
+    "structural_tag": _NEVER,
+    "thinking_token_budget": _NEVER,
+    "truncate_prompt_tokens": _NEVER,
+    "use_beam_search": (False,),
+    # Keys of the Responses API.
+    "background": (False,),
+    "conversation": _NEVER,
+    "include": ([],),
+    "previous_response_id": _NEVER,
+    "prompt_template": _NEVER,
+    "reasoning": ({}, {"effort": "none"}),
+    "truncation": ("disabled",),
+}
+"""The keys, each with the values beside null that change nothing."""
+
+
+def refuse_unsupported(body: Mapping[str, Any]) -> None:
+    """
+    Check that nothing is asked for that would have to be ignored at the cost of the output.
+
+    Raises:
+        ApiError: A key is one of `CHANGES_OUTPUT`, with a value that changes something.
+    """
+    for key in CHANGES_OUTPUT.keys() & body.keys():
+        if body[key] is not None and body[key] not in CHANGES_OUTPUT[key]:
+            raise unsupported(key)
+    best_of = body.get("best_of")
+    if best_of is not None and best_of != (body.get("n") or 1):
+        raise unsupported("best_of")
+
+
+def unsupported(param: str, why: str = "it would change the output") -> ApiError:
+    """Return the error for a parameter that cannot be obeyed."""
+    return ApiError(
+        400,
+        f"{param} is not supported here: {why}, so the request is refused rather than answered "
+        "without it",
+        param=param,
+        code="unsupported_parameter",
+    )

@@ -1,0 +1,66 @@
+"""Description of the API for programs: /openapi.json."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import msgspec
+
+from tandem_openai_gateway.answers.chat import ChatCompletion
+from tandem_openai_gateway.answers.completion import CompletionBody
+from tandem_openai_gateway.api.chat import ChatFields
+from tandem_openai_gateway.api.completion import CompletionFields
+from tandem_openai_gateway.errors import ErrorAnswer
+
+GENERATING: tuple[tuple[str, type[msgspec.Struct], type[msgspec.Struct]], ...] = (
+    ("/v1/chat/completions", ChatFields, ChatCompletion),
+    ("/v1/completions", CompletionFields, CompletionBody),
+)
+"""Path, body of the request and body of the answer of each endpoint that generates."""
+READING = ("/v1/models", "/health")
+STATUSES = ("400", "401", "403", "404", "409", "413", "429", "500", "503")
+"""Statuses of failures."""
+_REFERENCE = "#/components/schemas/{name}"
+
+
+@functools.cache
+def openapi_page() -> bytes:
+    """Return the description as JSON."""
+    kinds = [ErrorAnswer, *(kind for _, fields, body in GENERATING for kind in (fields, body))]
+    _, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
+    paths: dict[str, Any] = {
+        path: {
+            "post": {
+                "requestBody": {"required": True, "content": _json(fields.__name__)},
+                "responses": {"200": _answer(body.__name__, streamed=True), **_failures()},
+            }
+        }
+        for path, fields, body in GENERATING
+    }
+    for path in READING:
+        answer = {"description": "As described in the README."}
+        paths[path] = {"get": {"responses": {"200": answer, **_failures()}}}
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "Tandem, OpenAI's API", "version": "1"},
+            "paths": paths,
+            "components": {"schemas": components},
+        }
+    )
+
+
+def _failures() -> dict[str, Any]:
+    return dict.fromkeys(STATUSES, _answer(ErrorAnswer.__name__, streamed=False))
+
+
+def _answer(name: str, *, streamed: bool) -> dict[str, Any]:
+    content = _json(name)
+    if streamed:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    return {"description": name, "content": content}
+
+
+def _json(name: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": _REFERENCE.format(name=name)}}}

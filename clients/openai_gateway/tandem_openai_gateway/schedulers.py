@@ -1,0 +1,181 @@
+"""Connections to the schedulers: which of them is ready, and which gets the next call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tandem.errors import TandemError
+from tandem.inference.v1 import inference_service_pb2 as inference
+from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
+from tandem.status import from_rpc_error
+from tandem_client.channel import ChannelOptions
+from tandem_openai_gateway.upstream import (
+    AsyncGenerationStream,
+    Model,
+    RetryPolicy,
+    is_transient,
+    model_from_proto,
+)
+
+READY = "tandem.ready"
+"""Health service that a scheduler reports SERVING while it serves requests."""
+WATCH_AGAIN_S = 0.5
+MODEL_LIMIT_S = 10.0
+
+Metadata = tuple[tuple[str, str], ...]
+Answer = TypeVar("Answer")
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+class TryAllAtOnce(RetryPolicy):
+    """
+    Policy that tries an unaccepted call at another scheduler without a wait, and leaves it to the
+    HTTP client to come again when all have refused. A stream that broke is resumed as ever.
+    """
+
+    def delay_s(self, error: TandemError, num_failures: int, jitter: float) -> float | None:
+        """Return 0 while a scheduler is left to be tried, else None; arguments as in the base."""
+        del jitter
+        return 0.0 if num_failures < self.max_attempts and is_transient(error) else None
+
+
+class Scheduler:
+    """
+    Connection to one scheduler.
+
+    Attributes:
+        address: Its address.
+        stub: Its methods.
+        is_ready: True while it says that it serves requests.
+    """
+
+    def __init__(self, address: str, options: ChannelOptions) -> None:
+        self.address = address
+        self.is_ready = False
+        self._channel = options.open_async(address)
+        self.stub: Any = inference_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+        self._watching = asyncio.create_task(self._watch(), name=f"watch {address}")
+
+    async def close(self) -> None:
+        """Close the connection; running calls are cancelled."""
+        self._watching.cancel()
+        await asyncio.gather(self._watching, return_exceptions=True)
+        await self._channel.close(None)
+
+    async def _watch(self) -> None:
+        health: Any = health_pb2_grpc.HealthStub(self._channel)
+        request = health_pb2.HealthCheckRequest(service=READY)
+        while True:
+            try:
+                async for answer in health.Watch(request):
+                    serving = health_pb2.HealthCheckResponse.SERVING
+                    self._set_ready(answer.status == serving)
+            except grpc.RpcError as failure:
+                self._set_ready(False, why=from_rpc_error(failure).message)
+            await asyncio.sleep(WATCH_AGAIN_S)
+
+    def _set_ready(self, ready: bool, why: str = "") -> None:
+        if ready == self.is_ready:
+            return
+        self.is_ready = ready
+        _log.info("scheduler_ready" if ready else "scheduler_unready", at=self.address, why=why)
+
+
+class Schedulers:
+    """
+    All schedulers, which take turns. It is made in the event loop that uses it, and owns the
+    connections.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        options: ChannelOptions | None = None,
+        *,
+        on_resume: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            addresses: Addresses of the schedulers, at least one.
+            options: Encryption and limits of the connections.
+            on_resume: Called whenever a broken stream is about to be resumed.
+        """
+        chosen = ChannelOptions() if options is None else options
+        self._all = [Scheduler(address, chosen) for address in addresses]
+        self._policy = TryAllAtOnce(
+            max_attempts=len(self._all), on_break=lambda _error, _wait_s: on_resume()
+        )
+        self._turn = 0
+
+    @property
+    def num_ready(self) -> int:
+        """Number of schedulers that serve requests now."""
+        return sum(one.is_ready for one in self._all)
+
+    @property
+    def readiness(self) -> Mapping[str, bool]:
+        """True for each address whose scheduler serves requests now."""
+        return {one.address: one.is_ready for one in self._all}
+
+    def generate(
+        self, request: inference.GenerateRequest, metadata: Metadata
+    ) -> AsyncGenerationStream:
+        """Stream one completion; each of its calls goes to the scheduler that is next then."""
+        calls: Counter[str] = Counter()
+
+        def start_call(message: inference.GenerateRequest, timeout_s: float | None) -> Any:
+            scheduler = self._next(calls)
+            return scheduler.stub.Generate(message, timeout=timeout_s, metadata=metadata)
+
+        return AsyncGenerationStream(start_call, request, self._policy, None)
+
+    async def get_model(self, metadata: Metadata) -> Model:
+        """
+        Return the model that is served.
+
+        Raises:
+            TandemError: No scheduler answers; this is the last one's error.
+        """
+        request = inference.GetModelRequest()
+        return model_from_proto(
+            await self._call(
+                lambda stub: stub.GetModel(request, timeout=MODEL_LIMIT_S, metadata=metadata)
+            )
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await asyncio.gather(*(one.close() for one in self._all))
+
+    async def _call(self, method: Callable[[Any], Awaitable[Answer]]) -> Answer:
+        """Call a method of one scheduler, and of the next ones while it is unavailable."""
+        calls: Counter[str] = Counter()
+        while True:
+            scheduler = self._next(calls)
+            try:
+                return await method(scheduler.stub)
+            except grpc.RpcError as failure:
+                error = from_rpc_error(failure)
+                if not is_transient(error) or calls.total() >= len(self._all):
+                    raise error from None
+
+    def _next(self, calls: Counter[str]) -> Scheduler:
+        """
+        Choose a scheduler for a call in turn, among those that got least of `calls`, which it is
+        added to: ready ones, or all if none is.
+        """
+        ready = [one for one in self._all if one.is_ready] or self._all
+        least = min(calls[one.address] for one in ready)
+        fresh = [one for one in ready if calls[one.address] == least]
+        chosen = fresh[self._turn % len(fresh)]
+        self._turn += 1
+        calls[chosen.address] += 1
+        return chosen

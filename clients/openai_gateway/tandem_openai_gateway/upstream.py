@@ -1,0 +1,88 @@
+"""
+The part of the Python client that the gateway uses. Other modules take the client's names from
+here, so that a change of the client is followed in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.inference.v1 import inference_service_pb2 as inference
+from tandem_client.aio_stream import AsyncGenerationStream
+from tandem_client.events import (
+    Delta,
+    Done,
+    Event,
+    Finished,
+    FinishReason,
+    Model,
+    Started,
+    TokenLogprobs,
+    Usage,
+    model_from_proto,
+)
+from tandem_client.request import build_request
+from tandem_client.retry import RetryPolicy, is_transient
+
+__all__ = [
+    "AsyncGenerationStream",
+    "Delta",
+    "Done",
+    "Event",
+    "FinishReason",
+    "Finished",
+    "Model",
+    "Prompt",
+    "RetryPolicy",
+    "Started",
+    "TokenLogprobs",
+    "Usage",
+    "generate_request",
+    "is_transient",
+    "model_from_proto",
+    "progress_of",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """Prompt of one request: exactly one attribute is set."""
+
+    text: str | None = None
+    token_ids: Sequence[int] | None = None
+    messages: Sequence[Mapping[str, Any]] | None = None
+
+
+def generate_request(
+    prompt: Prompt, options: Mapping[str, Any], request_id: str
+) -> inference.GenerateRequest:
+    """
+    Build the message of one request.
+
+    Args:
+        prompt: The prompt.
+        options: Options by the names of `tandem_client.GenerateOptions`; None = not given.
+        request_id: Id of the request.
+
+    Raises:
+        InvalidParameter: A value cannot be sent.
+    """
+    given: dict[str, Any] = {
+        **options,
+        "request_id": request_id,
+        "token_ids": prompt.token_ids,
+        "messages": prompt.messages,
+    }
+    return build_request(prompt.text, given)  # type: ignore[arg-type]  # the names are ours
+
+
+def progress_of(event: Event) -> str:
+    """Return a few words on an event that brings no output."""
+    words = type(event).__name__.lower()
+    for name in ("position", "cached_tokens", "done_tokens", "blocked_by"):
+        value = getattr(event, name, None)
+        if value not in (None, ""):
+            words += f" {name}={value}"
+    return words
