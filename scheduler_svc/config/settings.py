@@ -18,6 +18,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from scheduler_svc.config.scheduling import SchedulingSettings
+from scheduler_svc.config.security import PortSecuritySettings
 from scheduler_svc.core.request.geometry import ExecutorGeometry
 from scheduler_svc.ipc.snapshot import ConfigEntry, ConfigSnapshot
 from tandem.engine_config import EngineConfig
@@ -96,7 +97,12 @@ class _AddressSettings(OptionGroup):
 
 
 class SchedulerSettings(
-    _AddressSettings, SchedulingSettings, _EngineLimits, LogSettings, ServiceSettings
+    _AddressSettings,
+    PortSecuritySettings,
+    SchedulingSettings,
+    _EngineLimits,
+    LogSettings,
+    ServiceSettings,
 ):
     """Settings of one scheduler service; validated where they are read."""
 

@@ -36,11 +36,23 @@ def with_behavior(
     handler: Handler,
     behavior: Callable[[Any, Context], Awaitable[object]],
     *,
+    takes_stream: bool | None = None,
     decode: Callable[[bytes], object] | None = None,
     encode: Callable[[Any], bytes] | None = None,
 ) -> Handler:
-    """Return a handler of the same kind that is served by `behavior`; unset coders stay."""
-    return _WRAP[handler.request_streaming, handler.response_streaming](
+    """
+    Return a handler that is served by `behavior`, with the same coders unless others are given.
+
+    Args:
+        handler: The handler to follow.
+        behavior: Serves its calls.
+        takes_stream: True if `behavior` iterates over requests though `handler` takes one: gRPC
+            then reads it when it is asked for. None = as `handler` does.
+        decode: Decoder of requests; None = that of `handler`.
+        encode: Encoder of responses; None = that of `handler`.
+    """
+    is_stream = handler.request_streaming if takes_stream is None else takes_stream
+    return _WRAP[is_stream, handler.response_streaming](
         behavior,
         request_deserializer=decode or handler.request_deserializer,
         response_serializer=encode or handler.response_serializer,

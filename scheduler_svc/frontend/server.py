@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -13,6 +13,12 @@ from grpc_reflection.v1alpha import reflection
 from scheduler_svc.frontend.admin import AdminServicer
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.health import HealthServicer, publish_health
+from scheduler_svc.frontend.identity.identity import Role
+from scheduler_svc.frontend.identity.interceptor import (
+    IdentityInterceptor,
+    checking,
+    open_credentials,
+)
 from scheduler_svc.frontend.inference import InferenceServicer
 from scheduler_svc.frontend.interceptor import ErrorInterceptor
 from scheduler_svc.frontend.metrics_http import serve_metrics
@@ -22,6 +28,7 @@ from tandem.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from tandem.errors import AddressInUse
 from tandem.inference.v1 import inference_service_pb2, inference_service_pb2_grpc
 from tandem.network.address import host_and_port, is_unix, without_brackets
+from tandem.network.tls import ServerTls, server_credentials
 
 INFERENCE = inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 ADMIN = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
@@ -57,7 +64,7 @@ async def start_servers(
 
     Raises:
         AddressInUse: One of them cannot be bound.
-        InvalidConfig: One of them is not host:port.
+        InvalidConfig: One of them is not host:port, or a file of their security cannot be used.
     """
     health = HealthServicer()
     publish_health(core, health, (INFERENCE, ADMIN))
@@ -65,22 +72,25 @@ async def start_servers(
         settings.num_tokenizer_threads, max_waiting=settings.max_waiting_prompts
     )
 
-    public = _server(settings, health, INFERENCE)
+    security = settings.security
+    public_tls, admin_tls = security.public_tls(), security.admin_tls()
+    credentials = open_credentials(security, clock)
+    public = _server(settings, health, INFERENCE, checking(credentials, Role.GENERATE, public_tls))
     inference = InferenceServicer(core, threads, clock)
     inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
         inference, public
     )
-    address = _bind(public, settings.listen)
+    address = _bind(public, settings.listen, public_tls)
 
     admin: grpc.aio.Server | None = None
     admin_address = None
     if settings.admin_listen is not None:
-        admin = _server(settings, health, ADMIN)
+        admin = _server(settings, health, ADMIN, checking(credentials, Role.OPERATE, admin_tls))
         servicer = AdminServicer(core, drain_grace_s=settings.drain_grace_s)
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
             servicer, admin
         )
-        admin_address = _bind(admin, settings.admin_listen)
+        admin_address = _bind(admin, settings.admin_listen, admin_tls)
 
     metrics: asyncio.Server | None = None
     metrics_address = None
@@ -101,9 +111,14 @@ async def start_servers(
     )
 
 
-def _server(settings: FrontendSettings, health: HealthServicer, service: str) -> grpc.aio.Server:
+def _server(
+    settings: FrontendSettings,
+    health: HealthServicer,
+    service: str,
+    checks: Sequence[IdentityInterceptor],
+) -> grpc.aio.Server:
     server = grpc.aio.server(
-        interceptors=(ErrorInterceptor(),),
+        interceptors=(ErrorInterceptor(), *checks),
         options=(
             ("grpc.max_receive_message_length", settings.max_message_bytes),
             ("grpc.max_send_message_length", -1),
@@ -124,9 +139,12 @@ def _server(settings: FrontendSettings, health: HealthServicer, service: str) ->
     return server
 
 
-def _bind(server: grpc.aio.Server, listen: str) -> str:
+def _bind(server: grpc.aio.Server, listen: str, tls: ServerTls | None) -> str:
     try:
-        port = server.add_insecure_port(listen)
+        if tls is None:
+            port = server.add_insecure_port(listen)
+        else:
+            port = server.add_secure_port(listen, server_credentials(tls))
     except RuntimeError as error:
         raise _address_in_use(listen) from error
     if port == 0:

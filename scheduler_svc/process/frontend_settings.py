@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from scheduler_svc.config.frontend_security import FrontendSecurity
 from scheduler_svc.process.tick_watch import LIVE_WITHIN_S
 
 
@@ -30,6 +31,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         query_timeout_s: Seconds in which the core must answer a query, beyond a grace asked for.
         num_tokenizer_threads: Threads for long prompts and chat templates.
         max_waiting_prompts: Most prompts that may wait for one of these threads.
+        security: Encryption and identity of both gRPC ports.
     """
 
     index: int
@@ -49,6 +51,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     query_timeout_s: float = 10.0
     num_tokenizer_threads: int = 2
     max_waiting_prompts: int = 256
+    security: FrontendSecurity = FrontendSecurity()
 
 
 def parse_settings(argument: str) -> FrontendSettings:

@@ -34,10 +34,10 @@ from scheduler_svc.process.scratch import CORE_SOCKET, ScratchDirectory
 from scheduler_svc.process.supervisor import Frontend, stop_frontends
 from scheduler_svc.process.tick_watch import EXIT_AFTER_S, LOOK_INTERVAL_S, TickWatch, exit_stuck
 from scheduler_svc.service.loop import CoreLoop
+from scheduler_svc.service.port_security import check_files, warn_where_open
 from scheduler_svc.service.wakeup import Wakeup
 from tandem.link.session import SchedulerId
 from tandem.network.listen_address import ListenAddress, check_all_free
-from tandem.process.telemetry import warn_where_unprotected
 
 HELLO_DEADLINE_S = 60.0
 SAME_SIGNAL_S = 0.5
@@ -141,6 +141,8 @@ class Service:
         is_shared = settings.frontends > 1
         addresses = settings.listen_addresses()
         check_all_free(addresses)
+        security = settings.frontend_security()
+        check_files(security)
         held = {
             name: stack.enter_context(
                 ListenAddress(name, address, is_shared=is_shared and name == "listen")
@@ -161,6 +163,7 @@ class Service:
                 drain_grace_s=settings.drain_grace_s,
                 stall_deadline_s=settings.stall_deadline_s,
                 max_pending_bytes=settings.stream_buffer_bytes,
+                security=security,
             )
             for index in range(settings.frontends)
         ]
@@ -255,7 +258,7 @@ class Service:
             "pid": os.getpid(),
         }
         _log.info("listening", frontends=len(self._frontends), **addresses)
-        warn_where_unprotected(self._settings.listen_addresses())
+        warn_where_open(self._settings.listen_addresses(), self._settings.frontend_security())
         if self._settings.ready_file is not None:
             _write_whole(self._settings.ready_file, json.dumps(addresses))
 

@@ -24,6 +24,7 @@ class Group(enum.StrEnum):
     """Title under which --help lists options together, in this order."""
 
     ADDRESSES = "addresses"
+    SECURITY = "encryption and identity"
     MODEL = "model"
     LIMITS = "engine limits"
     KV_MEMORY = "KV memory instead of max_num_blocks"

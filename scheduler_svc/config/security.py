@@ -1,0 +1,61 @@
+"""Settings of encryption and identity on the ports for clients and operators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from scheduler_svc.config.frontend_security import FrontendSecurity
+from tandem.settings.options import Group
+from tandem.settings.schema import OptionGroup
+
+
+class PortSecuritySettings(OptionGroup):
+    """Certificates to listen with, and the file of credentials that callers must have."""
+
+    group: ClassVar[Group] = Group.SECURITY
+
+    tls_cert: Path | None = Field(
+        None,
+        description="certificate to listen with, in PEM format, with intermediate ones; a changed "
+        "file is used by the next connection",
+    )
+    tls_key: Path | None = Field(None, description="private key of the certificate, in PEM format")
+    tls_client_ca: Path | None = Field(
+        None,
+        description="certificates that sign clients' certificates; a client without one cannot "
+        "connect",
+    )
+    admin_tls_cert: Path | None = Field(
+        None, description="certificate of the operators' port; default: tls_cert"
+    )
+    admin_tls_key: Path | None = Field(
+        None, description="private key of admin_tls_cert; default: tls_key"
+    )
+    admin_tls_client_ca: Path | None = Field(
+        None,
+        description="certificates that sign operators' certificates; default: tls_client_ca",
+    )
+    tokens_file: Path | None = Field(
+        None,
+        description="TOML or JSON file of the credentials that callers must have, tokens as hashes "
+        "of `tandem token`; a changed file is read again; default: none is asked for",
+    )
+
+    def frontend_security(self) -> FrontendSecurity:
+        """Return the settings that frontends need, those of the admin port with their defaults."""
+        return FrontendSecurity(
+            tls_cert=_text(self.tls_cert),
+            tls_key=_text(self.tls_key),
+            tls_client_ca=_text(self.tls_client_ca),
+            admin_tls_cert=_text(self.admin_tls_cert or self.tls_cert),
+            admin_tls_key=_text(self.admin_tls_key or self.tls_key),
+            admin_tls_client_ca=_text(self.admin_tls_client_ca or self.tls_client_ca),
+            tokens_file=_text(self.tokens_file),
+        )
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -1,0 +1,171 @@
+"""The check of every call's credential, on the public and the admin port."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf.message import Message
+
+from scheduler_svc.config.frontend_security import FrontendSecurity
+from scheduler_svc.frontend.identity.access import certificate_names, claim, is_open, token_of
+from scheduler_svc.frontend.identity.credential_store import CredentialStore
+from scheduler_svc.frontend.identity.identity import Caller, Identity, Role, current_caller
+from scheduler_svc.frontend.rpc_handlers import (
+    Context,
+    Handler,
+    behavior_of,
+    serve,
+    with_behavior,
+)
+from tandem.error_codes import PermissionDenied, Unauthenticated
+from tandem.errors import InvalidParameter
+from tandem.network.tls import ServerTls
+
+
+class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not at run time
+    """
+    Refuses calls without the role of a port, and fills tenant and priority of public requests.
+
+    A token is checked before the request is read: a caller without one costs no memory. It goes
+    inside the ErrorInterceptor, which turns refusals into statuses.
+    """
+
+    def __init__(
+        self, credentials: CredentialStore, role: Role, *, asks_for_certificates: bool
+    ) -> None:
+        """
+        Args:
+            credentials: The credentials in force.
+            role: Role that every call of this port needs.
+            asks_for_certificates: True if clients of this port show certificates.
+        """
+        self._credentials = credentials
+        self._role = role
+        self._asks_for_certificates = asks_for_certificates
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """Wrap a handler so that it runs only for a caller with the role."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or is_open(method):
+            return handler
+        try:
+            caller = self._of_token(handler_call_details.invocation_metadata)
+            if caller is not None:
+                caller.identity.require(self._role, method)
+        except (Unauthenticated, PermissionDenied) as error:
+            return _refusing(error)
+        if caller is None:
+            return with_behavior(handler, self._by_certificate(handler, method), takes_stream=True)
+        return with_behavior(handler, self._served(handler, caller))
+
+    def _of_token(self, metadata: Any) -> Caller | None:
+        """Return the caller that the token proves; None if only a certificate can prove one."""
+        token = token_of(metadata)
+        table = self._credentials.table()
+        if token is None:
+            if self._asks_for_certificates and table.knows_certificates:
+                return None
+            raise Unauthenticated(
+                "this service asks for a credential: send the metadata `authorization: Bearer "
+                "TOKEN` with a token from its operators"
+            )
+        caller = table.of_token(token)
+        if caller is None:
+            raise Unauthenticated("this service does not know the token in `authorization`")
+        return caller
+
+    def _of_certificate(self, context: Context) -> Caller:
+        names = certificate_names(context.auth_context())
+        caller = self._credentials.table().of_certificate(names)
+        if caller is None:
+            raise Unauthenticated(
+                "this service knows no name of the client certificate: send the metadata "
+                "`authorization: Bearer TOKEN`, or have the name entered in its tokens file"
+            )
+        return caller
+
+    def _by_certificate(
+        self, handler: Handler, method: str
+    ) -> Callable[[Any, Context], Awaitable[object]]:
+        """Return a behavior that reads requests only once the certificate has proved a role."""
+
+        async def respond(requests: AsyncIterator[Any], context: Context) -> object:
+            caller = self._of_certificate(context)
+            caller.identity.require(self._role, method)
+            request = requests if handler.request_streaming else await _only(requests, method)
+            return await self._served(handler, caller)(request, context)
+
+        return respond
+
+    def _served(
+        self, handler: Handler, caller: Caller
+    ) -> Callable[[Any, Context], Awaitable[object]]:
+        behavior = behavior_of(handler)
+
+        async def respond(request: Any, context: Context) -> object:
+            structlog.contextvars.bind_contextvars(credential=caller.identity.name)
+            current_caller.set(caller)
+            if self._role is Role.GENERATE:
+                if handler.request_streaming:
+                    request = _each_claimed(request, caller.identity)
+                else:
+                    claim(request, caller.identity)
+            return await serve(behavior, request, context)
+
+        return respond
+
+
+def open_credentials(
+    security: FrontendSecurity, clock: Callable[[], float]
+) -> CredentialStore | None:
+    """
+    Read the file of credentials; None where callers need none.
+
+    Raises:
+        InvalidConfig: It cannot be used.
+    """
+    if security.tokens_file is None:
+        return None
+    return CredentialStore(Path(security.tokens_file), clock)
+
+
+def checking(
+    credentials: CredentialStore | None, role: Role, tls: ServerTls | None
+) -> tuple[IdentityInterceptor, ...]:
+    """Return the interceptor of a port where every call needs a role; none without credentials."""
+    if credentials is None:
+        return ()
+    asks = tls is not None and tls.requires_client_certificate
+    return (IdentityInterceptor(credentials, role, asks_for_certificates=asks),)
+
+
+async def _each_claimed(
+    requests: AsyncIterator[Message], identity: Identity
+) -> AsyncIterator[Message]:
+    async for request in requests:
+        claim(request, identity)
+        yield request
+
+
+async def _only(requests: AsyncIterator[Any], method: str) -> Any:
+    async for request in requests:
+        return request
+    raise InvalidParameter(f"{method} takes one request, and none came", field="")
+
+
+def _refusing(error: Unauthenticated | PermissionDenied) -> Handler:
+    """Return a handler that refuses a call of any kind without reading its request."""
+
+    async def refuse(_requests: object, _context: Context) -> object:
+        raise error
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
