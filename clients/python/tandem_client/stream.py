@@ -13,8 +13,17 @@ import grpc
 
 from tandem.errors import InternalError
 from tandem.inference.v1 import inference_service_pb2 as inference
-from tandem.status import from_rpc_error
-from tandem_client.events import Delta, Done, Event, Finished, Started
+from tandem.status import CallCancelled, from_rpc_error
+from tandem_client.events import (
+    Choice,
+    Completion,
+    Delta,
+    Done,
+    Event,
+    Finished,
+    Started,
+    completion_of,
+)
 from tandem_client.resume import ResumableStream
 from tandem_client.retry import RetryPolicy, remaining_s, within
 
@@ -37,15 +46,13 @@ def new_text(event: Event) -> str:
     return event.text if isinstance(event, Delta) and event.choice == 0 else ""
 
 
-class BaseStream:
+class BaseCalls:
     """
-    Common part of streams for threads and for asyncio: the state of the completion, calls and their
-    failures, and the events that stay to be asked for when the stream has been read.
+    The calls that one completion takes, one after the other, and its state between them.
 
-    Attributes:
-        started: Acceptance of the request; None before it arrives.
-        finished_choices: Ends of the choices that ended, by choice number.
-        done: Usage and timings; None before the last event.
+    A stream owns its calls, which never refer to the stream. So a stream that is dropped, as by a
+    `break` out of the loop over it, is freed at once and ends its call, instead of waiting for the
+    garbage collector.
     """
 
     def __init__(
@@ -55,9 +62,6 @@ class BaseStream:
         policy: RetryPolicy,
         deadline_s: float | None,
     ) -> None:
-        self.started: Started | None = None
-        self.finished_choices: dict[int, Finished] = {}
-        self.done: Done | None = None
         self._start_call = start_call
         key = secrets.token_hex(16)
         self._state = ResumableStream(request, policy, time.monotonic(), idempotency_key=key)
@@ -66,25 +70,17 @@ class BaseStream:
         self._call: Any = None
         """Call that runs, or ran last."""
 
-    @property
-    def finished(self) -> Finished | None:
-        """End of choice 0; None before it ends."""
-        return self.finished_choices.get(0)
-
-    def _note(self, event: Event) -> None:
-        match event:
-            case Started():
-                self.started = event
-            case Finished():
-                self.finished_choices[event.choice] = event
-            case Done():
-                self.done = event
-
     def _next_call(self) -> Any:
         """Start a call for what is left of the completion, and return it."""
         timeout_s = remaining_s(self._deadline_s, time.monotonic())
         self._call = self._start_call(self._state.request, timeout_s)
         return self._call
+
+    def _cancel(self) -> None:
+        """Cancel the call that runs, if any."""
+        call = self._call
+        if call is not None:
+            call.cancel()
 
     def _on_failure(self, failure: grpc.RpcError) -> float:
         """
@@ -106,11 +102,8 @@ class BaseStream:
             raise InternalError("the server ended the stream before Done")
 
 
-class GenerationStream(BaseStream):
-    """
-    Iterator over the events of a completion, or over its text with `text`; both consume the same
-    stream. Closing it (or leaving its `with`) cancels the request on the server.
-    """
+class ThreadCalls(BaseCalls):
+    """Calls of a stream that a thread reads."""
 
     def __init__(
         self,
@@ -121,35 +114,14 @@ class GenerationStream(BaseStream):
     ) -> None:
         super().__init__(start_call, request, policy, deadline_s)
         self._closed = threading.Event()
-        self._events = self._run()
-
-    @property
-    def text(self) -> Iterator[str]:
-        """New text of each delta of choice 0 that has text."""
-        return text_of(self)
 
     def close(self) -> None:
-        """Cancel the running call, if any; safe from any thread, and more than once."""
+        """End the events; safe from any thread, and more than once."""
         self._closed.set()
-        call = self._call
-        if call is not None:
-            call.cancel()
+        self._cancel()
 
-    def __iter__(self) -> Iterator[Event]:
-        return self
-
-    def __next__(self) -> Event:
-        event = next(self._events)
-        self._note(event)
-        return event
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _run(self) -> Iterator[Event]:
+    def events(self) -> Iterator[Event]:
+        """Yield the events of all calls; closing this generator cancels the call that runs."""
         while not self._closed.is_set():
             try:
                 yield from self._one_call()
@@ -172,3 +144,121 @@ class GenerationStream(BaseStream):
                     yield event
         finally:
             call.cancel()
+
+
+class BaseStream:
+    """
+    Common part of streams for threads and for asyncio: what stays to be asked for when the stream
+    has been read.
+
+    Attributes:
+        started: Acceptance of the request; None before it arrives.
+        finished_choices: Ends of the choices that ended, by choice number.
+        done: Usage and timings; None before the last event.
+    """
+
+    def __init__(self) -> None:
+        self.started: Started | None = None
+        self.finished_choices: dict[int, Finished] = {}
+        self.done: Done | None = None
+        self._deltas: dict[int, list[Delta]] = {}
+
+    @property
+    def finished(self) -> Finished | None:
+        """End of choice 0; None before it ends."""
+        return self.finished_choices.get(0)
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case Delta():
+                self._deltas.setdefault(event.choice, []).append(event)
+            case Started():
+                self.started = event
+            case Finished():
+                self.finished_choices[event.choice] = event
+            case Done():
+                self.done = event
+
+    def _completion(self) -> Completion:
+        """
+        Return the whole completion.
+
+        Raises:
+            CallCancelled: The stream was closed before it ended.
+        """
+        if self.started is None or self.done is None:
+            raise CallCancelled("the stream was closed before its completion had ended")
+        ends = sorted(self.finished_choices.values(), key=lambda end: end.choice)
+        return completion_of(self.started, tuple(map(self._choice, ends)), self.done)
+
+    def _choice(self, end: Finished) -> Choice:
+        deltas = self._deltas.get(end.choice, [])
+        return Choice(
+            choice=end.choice,
+            text="".join(delta.text for delta in deltas),
+            token_ids=tuple(one for delta in deltas for one in delta.token_ids),
+            reason=end.reason,
+            matched=end.matched,
+            logprobs=tuple(one for delta in deltas for one in delta.logprobs),
+        )
+
+
+class GenerationStream(BaseStream):
+    """
+    Iterator over the events of a completion, over its text with `text`, or over the texts of
+    several choices with `texts`; all consume the same stream. Closing it, leaving its `with` or
+    dropping it, as a `break` out of `for text in client.generate(...).text` does, cancels the
+    request on the server.
+    """
+
+    def __init__(
+        self,
+        start_call: StartCall,
+        request: inference.GenerateRequest,
+        policy: RetryPolicy,
+        deadline_s: float | None,
+    ) -> None:
+        super().__init__()
+        self._calls = ThreadCalls(start_call, request, policy, deadline_s)
+        self._events = self._calls.events()
+
+    @property
+    def text(self) -> Iterator[str]:
+        """New text of each delta of choice 0 that has text."""
+        return text_of(self)
+
+    @property
+    def texts(self) -> Iterator[tuple[int, str]]:
+        """Choice and new text of each delta that has text."""
+        deltas = (event for event in self if isinstance(event, Delta))
+        return ((delta.choice, delta.text) for delta in deltas if delta.text)
+
+    def result(self) -> Completion:
+        """
+        Read the stream to its end, and return the whole completion, with what was read before.
+
+        Raises:
+            TandemError: The request failed.
+            CallCancelled: The stream was closed before it ended.
+        """
+        for _ in self:
+            pass
+        return self._completion()
+
+    def close(self) -> None:
+        """Cancel the running call, if any; safe from any thread, and more than once."""
+        self._calls.close()
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        event = next(self._events)
+        self._note(event)
+        return event
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -159,7 +159,7 @@ class Output:
     async def close(self) -> None:
         """Cancel what still runs."""
         for stream in self._streams:
-            await stream.aclose()
+            await stream.close()
 
 
 async def _first(stream: AsyncGenerationStream) -> Started:

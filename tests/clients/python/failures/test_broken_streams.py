@@ -53,7 +53,7 @@ class TestAsyncClient:
 
             task = asyncio.create_task(read())
             await asyncio.wait_for(waits.wait(), PATIENCE_S)
-            await stream.aclose()
+            await stream.close()
             assert await asyncio.wait_for(task, PATIENCE_S) >= 1
         assert 1 == len(server.seen.generate)
 

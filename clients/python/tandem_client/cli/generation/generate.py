@@ -10,7 +10,7 @@ from typing import Annotated, cast
 import typer
 
 from tandem_client.channel import DEFAULT_ADDRESS
-from tandem_client.cli.generation.output import collect, json_of, with_ids, write_stream
+from tandem_client.cli.generation.output import collect, json_of, write_stream
 from tandem_client.cli.local_server.own_server import server_at
 from tandem_client.cli.shared import options
 from tandem_client.cli.shared.failures import ExitCode, fail, readable_errors
@@ -83,12 +83,16 @@ def generate(
         if as_json:
             typer.echo(json.dumps(json_of(collect(stream, events))))
             return
-        if token_ids is not None and not _has_text(client, where, deadline_s):
-            events = with_ids(events)
         if echo:
             write(text or "")
         several = (arguments.get("n") or 1) > 1
-        write_stream(stream, events, several=several, with_logprobs="logprobs" in arguments)
+        write_stream(
+            stream,
+            events,
+            several=several,
+            with_logprobs="logprobs" in arguments,
+            as_ids=token_ids is not None and not _has_text(client, where, deadline_s),
+        )
 
 
 def _prompt_of(arguments: Sequence[str]) -> str:

@@ -10,19 +10,28 @@ from typing import Any
 
 from tandem_client.cli.shared.screen import write
 from tandem_client.cli.shared.waiting import say
-from tandem_client.events import Choice, Completion, Delta, Event, TokenLogprobs, completion_of
+from tandem_client.events import Completion, Delta, Event, TokenLogprobs
 from tandem_client.stream import GenerationStream, text_of
 
 LOGPROBS_HEADER = "   token   logprob   share  text          likeliest: token text logprob"
 
 
 def write_stream(
-    stream: GenerationStream, events: Iterable[Event], *, several: bool, with_logprobs: bool
+    stream: GenerationStream,
+    events: Iterable[Event],
+    *,
+    several: bool,
+    with_logprobs: bool,
+    as_ids: bool = False,
 ) -> None:
-    """Print the text of a stream, or its tokens with their log probabilities, and a summary."""
+    """
+    Print the text of a stream, or its tokens with their log probabilities, and a summary. With
+    `as_ids`, print the ids of the output instead of its text.
+    """
     if several:
         for one in collect(stream, events).choices:
-            write(f"--- choice {one.choice}, {one.reason.name}\n{one.text}\n")
+            text = " ".join(map(str, one.token_ids)) if as_ids else one.text
+            write(f"--- choice {one.choice}, {one.reason.name}\n{text}\n")
             for line in [LOGPROBS_HEADER] * with_logprobs + logprob_lines(
                 one.token_ids, one.logprobs
             ):
@@ -35,36 +44,17 @@ def write_stream(
                 write("".join(f"{line}\n" for line in lines))
                 header = []
     else:
-        for piece in text_of(events):
+        for piece in text_of(with_ids(events) if as_ids else events):
             write(piece)
         write("\n")
     say(summary(stream))
 
 
 def collect(stream: GenerationStream, events: Iterable[Event]) -> Completion:
-    """Read the events of a stream to its end, and return the whole completion."""
-    token_ids: dict[int, list[int]] = {}
-    logprobs: dict[int, list[TokenLogprobs]] = {}
-    texts: dict[int, str] = {}
-    for event in events:
-        if isinstance(event, Delta):
-            token_ids.setdefault(event.choice, []).extend(event.token_ids)
-            logprobs.setdefault(event.choice, []).extend(event.logprobs)
-            texts[event.choice] = texts.get(event.choice, "") + event.text
-    assert stream.started is not None
-    assert stream.done is not None
-    choices = tuple(
-        Choice(
-            choice=choice,
-            text=texts.get(choice, ""),
-            token_ids=tuple(token_ids.get(choice, ())),
-            reason=finished.reason,
-            matched=finished.matched,
-            logprobs=tuple(logprobs.get(choice, ())),
-        )
-        for choice, finished in sorted(stream.finished_choices.items())
-    )
-    return completion_of(stream.started, choices, stream.done)
+    """Read the events, which are those of the stream, to the end; return the whole completion."""
+    for _ in events:
+        pass
+    return stream.result()
 
 
 def summary(stream: GenerationStream) -> str:
