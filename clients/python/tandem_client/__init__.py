@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tandem_client.admin import AdminClient, Setting, Stats, is_serving
+    from tandem_client.admin.aio import AsyncAdminClient
     from tandem_client.admin.profile import Profile, ProfileProgress
     from tandem_client.admin.requests import (
         BlockStats,
@@ -103,6 +104,7 @@ __all__ = [
     "AddressInUse",
     "AdminClient",
     "AlreadyExists",
+    "AsyncAdminClient",
     "AsyncClient",
     "AsyncGenerationStream",
     "BlockStats",
@@ -191,6 +193,7 @@ __all__ = [
 
 _HOMES = {
     "admin": "AdminClient Setting Stats is_serving",
+    "admin.aio": "AsyncAdminClient",
     "admin.profile": "Profile ProfileProgress",
     "admin.requests": (
         "BlockStats KvMode RequestEvent RequestEventKind RequestList RequestState RequestSummary"

@@ -6,7 +6,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
@@ -18,6 +18,14 @@ from tandem.status import from_rpc_error
 from tandem_client.aio_stream import AsyncGenerationStream
 from tandem_client.channel import DEFAULT_ADDRESS, BaseConnection, ChannelOptions
 from tandem_client.events import Completion, Model, completion_from_proto, model_from_proto
+from tandem_client.many import (
+    DEFAULT_CONCURRENCY,
+    Item,
+    Outcome,
+    check_options,
+    options_of,
+)
+from tandem_client.many.tasks import in_tasks
 from tandem_client.params import GenerateOptions
 from tandem_client.request import build_request
 from tandem_client.resume import complete_request
@@ -27,7 +35,67 @@ from tandem_client.stream import deadline_after
 Answer = TypeVar("Answer")
 
 
-class AsyncClient(BaseConnection):
+class AsyncConnection(BaseConnection):
+    """
+    Connection to one port of a server, for one event loop: it connects in the loop of its first
+    call. Leaving its `async with` closes it.
+
+    Attributes:
+        address: Address as it was given.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        retry: RetryPolicy | None,
+        options: ChannelOptions | None,
+        stub_class: Callable[[grpc.aio.Channel], Any],
+    ) -> None:
+        super().__init__(address, retry, options)
+        self._stub_class = stub_class
+        self._shared: list[tuple[grpc.aio.Channel, Any]] = []
+        """Channel and its stub after the first call, shared with clients of `with_options`."""
+
+    async def close(self) -> None:
+        """Close the connection; running calls are cancelled."""
+        for channel, _ in self._shared:
+            await channel.close(None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def _stub(self) -> Any:
+        if not self._shared:
+            channel = self._options.open_async(self.address)
+            self._shared.append((channel, self._stub_class(channel)))
+        return self._shared[0][1]
+
+    async def _unary(
+        self,
+        method: Callable[..., Awaitable[Answer]],
+        request: Any,
+        limit_s: float | None,
+        *,
+        is_patient: bool = False,
+    ) -> Answer:
+        """Call a unary method until it succeeds; raise the first failure that is final."""
+        deadline_s = deadline_after(self._limit_s(limit_s))
+        retries = UnaryRetries(self._retry, deadline_s=deadline_s, is_patient=is_patient)
+        while True:
+            timeout_s = retries.timeout_s(time.monotonic())
+            try:
+                return await self._call(method, request, timeout_s)
+            except grpc.RpcError as failure:
+                jitter = random.random()  # noqa: S311  # not a secret
+                wait_s = retries.wait_s(from_rpc_error(failure), time.monotonic(), jitter)
+            await asyncio.sleep(wait_s)
+
+
+class AsyncClient(AsyncConnection):
     """
     A client like `Client`, for one event loop: it connects in the loop of its first call.
 
@@ -44,9 +112,7 @@ class AsyncClient(BaseConnection):
         retry: RetryPolicy | None = None,
         options: ChannelOptions | None = None,
     ) -> None:
-        super().__init__(address, retry, options)
-        self._channel: grpc.aio.Channel | None = None
-        self._lazy_stub: Any = None
+        super().__init__(address, retry, options, inference_grpc.InferenceServiceStub)
 
     def generate(
         self,
@@ -57,7 +123,28 @@ class AsyncClient(BaseConnection):
     ) -> AsyncGenerationStream:
         """Stream one completion; arguments and errors as in `Client.generate`."""
         request = build_request(prompt, options)
-        return AsyncGenerationStream(self._start, request, self._retry, deadline_after(deadline_s))
+        ends_at_s = deadline_after(self._limit_s(deadline_s))
+        return AsyncGenerationStream(self._start, request, self._retry, ends_at_s)
+
+    def generate_many(
+        self,
+        prompts: Iterable[Item] | AsyncIterable[Item],
+        *,
+        concurrency: int = DEFAULT_CONCURRENCY,
+        deadline_s: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> AsyncIterator[Outcome]:
+        """
+        Complete many prompts; arguments, order and errors as in `Client.generate_many`. Cancelling
+        the task that iterates cancels what runs.
+        """
+        check_options(options, concurrency)
+
+        def start(item: Item) -> AsyncGenerationStream:
+            text, given = options_of(item, options)
+            return self.generate(text, deadline_s=deadline_s, **given)
+
+        return in_tasks(start, prompts, concurrency)
 
     async def complete(
         self,
@@ -87,44 +174,6 @@ class AsyncClient(BaseConnection):
         request = inference.GetModelRequest()
         return model_from_proto(await self._unary(self._stub.GetModel, request, deadline_s))
 
-    async def close(self) -> None:
-        """Close the connection; running calls are cancelled."""
-        if self._channel is not None:
-            await self._channel.close(None)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    @property
-    def _stub(self) -> Any:
-        if self._channel is None:
-            self._channel = self._options.open_async(self.address)
-            self._lazy_stub = inference_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]  # generated
-        return self._lazy_stub
-
     def _start(self, request: inference.GenerateRequest, timeout_s: float | None) -> Any:
         """Start a Generate call in the running event loop."""
         return self._call(self._stub.Generate, request, timeout_s)
-
-    async def _unary(
-        self,
-        method: Callable[..., Awaitable[Answer]],
-        request: Any,
-        limit_s: float | None,
-        *,
-        is_patient: bool = False,
-    ) -> Answer:
-        """Call a unary method until it succeeds; raise the first failure that is final."""
-        deadline_s = deadline_after(limit_s)
-        retries = UnaryRetries(self._retry, deadline_s=deadline_s, is_patient=is_patient)
-        while True:
-            timeout_s = retries.timeout_s(time.monotonic())
-            try:
-                return await self._call(method, request, timeout_s)
-            except grpc.RpcError as failure:
-                jitter = random.random()  # noqa: S311  # not a secret
-                wait_s = retries.wait_s(from_rpc_error(failure), time.monotonic(), jitter)
-            await asyncio.sleep(wait_s)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -13,6 +15,13 @@ from tandem.network.address import check_server_address, names_this_machine
 from tandem_client.retry import RetryPolicy
 
 Call = TypeVar("Call")
+
+MetadataSource = (
+    Mapping[str, str]
+    | Sequence[tuple[str, str]]
+    | Callable[[], Mapping[str, str] | Iterable[tuple[str, str]]]
+)
+"""Metadata of calls, or a function that is asked for it before each call."""
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
@@ -102,7 +111,50 @@ class BaseConnection:
         self.address = check_server_address(address)
         self._retry = RetryPolicy() if retry is None else retry
         self._options = ChannelOptions() if options is None else options
+        self._deadline_s: float | None = None
+        self._metadata: tuple[MetadataSource, ...] = ()
+
+    def with_options(
+        self,
+        *,
+        deadline_s: float | None = None,
+        retry: RetryPolicy | None = None,
+        metadata: MetadataSource | None = None,
+    ) -> Self:
+        """
+        Return a client with other settings over the same connection, which both use and either one
+        closes.
+
+        Args:
+            deadline_s: Seconds that a call may take if it does not say so itself; infinity = no
+                limit, None = as this client.
+            retry: How calls recover by themselves; None = as this client.
+            metadata: Pairs that each call sends besides those of this client, or a function that
+                returns them and is asked before each call, as for `traceparent`.
+        """
+        other = copy.copy(self)
+        other._set(deadline_s, retry, metadata)  # noqa: SLF001  # of the same class
+        return other
+
+    def _set(
+        self, deadline_s: float | None, retry: RetryPolicy | None, metadata: MetadataSource | None
+    ) -> None:
+        if deadline_s is not None:
+            self._deadline_s = deadline_s
+        if retry is not None:
+            self._retry = retry
+        if metadata is not None:
+            self._metadata = (*self._metadata, metadata)
 
     def _call(self, method: Callable[..., Call], request: object, timeout_s: float | None) -> Call:
         """Call a method with the metadata of this connection."""
-        return method(request, timeout=timeout_s, metadata=self._options.metadata)
+        pairs = list(self._options.metadata)
+        for source in self._metadata:
+            found = source() if callable(source) else source
+            pairs += found.items() if isinstance(found, Mapping) else found
+        return method(request, timeout=timeout_s, metadata=tuple(pairs))
+
+    def _limit_s(self, limit_s: float | None) -> float | None:
+        """Return the seconds that a call may take, by what it says itself; None = for ever."""
+        limit_s = self._deadline_s if limit_s is None else limit_s
+        return None if limit_s == math.inf else limit_s

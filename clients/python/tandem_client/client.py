@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Self, TypeVar, Unpack
 
@@ -16,6 +16,14 @@ from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
 from tandem.status import from_rpc_error
 from tandem_client.channel import DEFAULT_ADDRESS, BaseConnection, ChannelOptions
 from tandem_client.events import Completion, Model, completion_from_proto, model_from_proto
+from tandem_client.many import (
+    DEFAULT_CONCURRENCY,
+    Item,
+    Outcome,
+    check_options,
+    options_of,
+)
+from tandem_client.many.threads import in_threads
 from tandem_client.params import GenerateOptions
 from tandem_client.request import build_request
 from tandem_client.resume import complete_request
@@ -58,7 +66,7 @@ class Connection(BaseConnection):
         is_patient: bool = False,
     ) -> Answer:
         """Call a unary method until it succeeds; raise the first failure that is final."""
-        deadline_s = deadline_after(limit_s)
+        deadline_s = deadline_after(self._limit_s(limit_s))
         retries = UnaryRetries(self._retry, deadline_s=deadline_s, is_patient=is_patient)
         while True:
             timeout_s = retries.timeout_s(time.monotonic())
@@ -112,7 +120,8 @@ class Client(Connection):
 
         Args:
             prompt: Text to continue, unless `messages` or `token_ids` is given.
-            deadline_s: Seconds after which the request is cancelled, retries included.
+            deadline_s: Seconds after which the request is cancelled, retries included; None = the
+                client's own limit (`with_options`), infinity = none.
             **options: See GenerateOptions.
 
         Returns:
@@ -125,7 +134,42 @@ class Client(Connection):
         """
         request = build_request(prompt, options)
         start_call = partial(self._call, self._stub.Generate)
-        return GenerationStream(start_call, request, self._retry, deadline_after(deadline_s))
+        ends_at_s = deadline_after(self._limit_s(deadline_s))
+        return GenerationStream(start_call, request, self._retry, ends_at_s)
+
+    def generate_many(
+        self,
+        prompts: Iterable[Item],
+        *,
+        concurrency: int = DEFAULT_CONCURRENCY,
+        deadline_s: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Iterator[Outcome]:
+        """
+        Complete many prompts, several at a time, and yield the outcomes in the prompts' order.
+
+        A prompt that fails yields its error instead of raising it, and the others go on. Prompts
+        are taken from the iterable as they are needed, at most `2 * concurrency` ahead of the
+        outcome that is waited for. Closing the iterator, or leaving a loop over it, cancels what
+        runs.
+
+        Args:
+            prompts: Texts, or mappings of GenerateOptions and `prompt`, which override `options`.
+            concurrency: Largest number of requests that run at once.
+            deadline_s: Seconds after which one request is cancelled, counted from its start.
+            **options: See GenerateOptions; they hold for every prompt.
+
+        Raises:
+            InvalidParameter: An option cannot be sent; raised at once.
+            TypeError: An option has an unknown name; raised at once.
+        """
+        check_options(options, concurrency)
+
+        def start(item: Item) -> GenerationStream:
+            text, given = options_of(item, options)
+            return self.generate(text, deadline_s=deadline_s, **given)
+
+        return in_threads(start, prompts, concurrency)
 
     def complete(
         self,

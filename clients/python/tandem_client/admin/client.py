@@ -14,7 +14,7 @@ from tandem.admin.v1 import admin_service_pb2_grpc as admin_grpc
 from tandem.admin.v1 import requests_pb2
 from tandem.admin.v1.stats_pb2 import GetStatsResponse
 from tandem.status import from_rpc_error
-from tandem_client.admin.profile import Profile, ProfileProgress, collect, request_of
+from tandem_client.admin.profile import Profile, ProfileProgress, Recording, request_of
 from tandem_client.admin.requests import (
     KvMode,
     RequestEvent,
@@ -38,6 +38,14 @@ class Setting:
     name: str
     value: Any
     source: str
+
+
+def settings_from_proto(response: admin.GetConfigResponse) -> list[Setting]:
+    """Decode the answer of GetConfig."""
+    return [
+        Setting(name=entry.name, value=json.loads(entry.json_value), source=entry.source)
+        for entry in response.entries
+    ]
 
 
 class AdminClient(Connection):
@@ -88,10 +96,7 @@ class AdminClient(Connection):
     def config(self, *, deadline_s: float | None = None) -> list[Setting]:
         """Return the configuration in force, in the order of the documentation."""
         answer = self._unary(self._stub.GetConfig, admin.GetConfigRequest(), deadline_s)
-        return [
-            Setting(name=entry.name, value=json.loads(entry.json_value), source=entry.source)
-            for entry in answer.entries
-        ]
+        return settings_from_proto(answer)
 
     def list_requests(
         self,
@@ -197,9 +202,12 @@ class AdminClient(Connection):
         request = request_of(
             num_steps, duration_s, with_stack=with_stack, record_shapes=record_shapes
         )
-        call = self._call(self._stub.Profile, request, deadline_s)
+        call = self._call(self._stub.Profile, request, self._limit_s(deadline_s))
         try:
-            return collect(call, on_progress)
+            recording = Recording(on_progress)
+            for message in call:
+                recording.add(message)
+            return recording.profile()
         except grpc.RpcError as failure:
             raise from_rpc_error(failure) from None
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.admin.v1 import admin_service_pb2 as admin
@@ -50,32 +50,40 @@ def request_of(
     return request
 
 
-def collect(
-    messages: Iterable[admin.ProfileResponse],
-    on_progress: Callable[[ProfileProgress], None] | None,
-) -> Profile:
-    """
-    Read all messages of a call, and return the recording.
+class Recording:
+    """The messages of one call, put together."""
 
-    Raises:
-        CorruptMessage: The trace does not match its checksum, or has no checksum.
-    """
-    trace, digest, last = (
-        bytearray(),
-        "",
-        ProfileProgress(num_steps=0, elapsed_s=0.0, is_recorded=False),
-    )
-    for message in messages:
+    def __init__(self, on_progress: Callable[[ProfileProgress], None] | None) -> None:
+        """
+        Args:
+            on_progress: Called with each progress of the recording.
+        """
+        self._on_progress = on_progress
+        self._trace = bytearray()
+        self._digest = ""
+        self._last = ProfileProgress(num_steps=0, elapsed_s=0.0, is_recorded=False)
+
+    def add(self, message: admin.ProfileResponse) -> None:
+        """Read the next message."""
         if message.HasField("progress"):
             said = message.progress
-            last = ProfileProgress(
+            self._last = ProfileProgress(
                 num_steps=said.num_steps, elapsed_s=said.elapsed_s, is_recorded=said.is_recorded
             )
-            if on_progress is not None:
-                on_progress(last)
+            if self._on_progress is not None:
+                self._on_progress(self._last)
         else:
-            trace += message.trace.chunk
-            digest = message.trace.sha256
-    if hashlib.sha256(trace).hexdigest() != digest:
-        raise CorruptMessage("the trace did not arrive whole: record it again")
-    return Profile(trace=bytes(trace), num_steps=last.num_steps, elapsed_s=last.elapsed_s)
+            self._trace += message.trace.chunk
+            self._digest = message.trace.sha256
+
+    def profile(self) -> Profile:
+        """
+        Return the recording after its last message.
+
+        Raises:
+            CorruptMessage: The trace does not match its checksum, or has no checksum.
+        """
+        if hashlib.sha256(self._trace).hexdigest() != self._digest:
+            raise CorruptMessage("the trace did not arrive whole: record it again")
+        last = self._last
+        return Profile(trace=bytes(self._trace), num_steps=last.num_steps, elapsed_s=last.elapsed_s)

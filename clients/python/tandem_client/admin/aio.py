@@ -1,0 +1,129 @@
+"""Client of the admin API for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import grpc
+
+from tandem.admin.v1 import admin_service_pb2 as admin
+from tandem.admin.v1 import admin_service_pb2_grpc as admin_grpc
+from tandem.admin.v1 import requests_pb2
+from tandem.status import from_rpc_error
+from tandem_client.admin.client import Setting, Stats, settings_from_proto
+from tandem_client.admin.profile import Profile, ProfileProgress, Recording, request_of
+from tandem_client.admin.requests import (
+    KvMode,
+    RequestEvent,
+    RequestList,
+    RequestState,
+    events_from_proto,
+    list_from_proto,
+)
+from tandem_client.aio import AsyncConnection
+from tandem_client.channel import DEFAULT_ADMIN_ADDRESS, ChannelOptions
+from tandem_client.retry import RetryPolicy
+
+
+class AsyncAdminClient(AsyncConnection):
+    """
+    A client like `AdminClient`, for one event loop: it connects in the loop of its first call.
+    Arguments and errors of each call are those of the call of `AdminClient`.
+    """
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADMIN_ADDRESS,
+        *,
+        retry: RetryPolicy | None = None,
+        options: ChannelOptions | None = None,
+    ) -> None:
+        super().__init__(address, retry, options, admin_grpc.AdminServiceStub)
+
+    async def stats(self, *, deadline_s: float | None = None) -> Stats:
+        """Return one consistent snapshot of the counters; the call is cheap and safe to poll."""
+        stats: Stats = await self._unary(self._stub.GetStats, admin.GetStatsRequest(), deadline_s)
+        return stats
+
+    async def drain(self, grace_s: float | None = None, *, deadline_s: float | None = None) -> int:
+        """Stop admission, and return the number of choices that were handed over."""
+        request = admin.DrainRequest(grace_s=grace_s)
+        answer = await self._unary(self._stub.Drain, request, deadline_s)
+        remaining: int = answer.remaining_requests
+        return remaining
+
+    async def config(self, *, deadline_s: float | None = None) -> list[Setting]:
+        """Return the configuration in force, in the order of the documentation."""
+        request = admin.GetConfigRequest()
+        return settings_from_proto(await self._unary(self._stub.GetConfig, request, deadline_s))
+
+    async def list_requests(
+        self,
+        *,
+        max_results: int | None = None,
+        tenant: str | None = None,
+        states: Iterable[RequestState] = (),
+        deadline_s: float | None = None,
+    ) -> RequestList:
+        """Return the requests in the system, oldest first, one entry per choice."""
+        request = requests_pb2.ListRequestsRequest(
+            max_results=max_results,
+            tenant=tenant,
+            states=[int(state) for state in states],  # type: ignore[misc]  # numbers are the same
+        )
+        return list_from_proto(await self._unary(self._stub.ListRequests, request, deadline_s))
+
+    async def request_events(
+        self, request_id: str, *, deadline_s: float | None = None
+    ) -> list[RequestEvent]:
+        """Return the events of a request that is live or ended lately, in order of time."""
+        request = requests_pb2.GetRequestEventsRequest(request_id=request_id)
+        return events_from_proto(
+            await self._unary(self._stub.GetRequestEvents, request, deadline_s)
+        )
+
+    async def suspend(
+        self, kv_mode: KvMode | None = None, *, deadline_s: float | None = None
+    ) -> int:
+        """Stop computing, and return the bytes of device memory in use after that."""
+        mode = 0 if kv_mode is None else int(kv_mode)
+        request = admin.SuspendRequest(kv_mode=mode)  # type: ignore[arg-type]  # numbers are the same
+        answer = await self._unary(self._stub.Suspend, request, deadline_s)
+        memory: int = answer.device_memory_bytes
+        return memory
+
+    async def resume(self, *, deadline_s: float | None = None) -> None:
+        """End a suspension; requests continue as if there had been none."""
+        await self._unary(self._stub.Resume, admin.ResumeRequest(), deadline_s)
+
+    async def flush_prefix_cache(self, *, deadline_s: float | None = None) -> int:
+        """Clear the prefix cache of the server; return the number of blocks freed at once."""
+        request = admin.FlushPrefixCacheRequest()
+        answer = await self._unary(self._stub.FlushPrefixCache, request, deadline_s)
+        freed: int = answer.freed_blocks
+        return freed
+
+    async def profile(
+        self,
+        *,
+        num_steps: int | None = None,
+        duration_s: float | None = None,
+        with_stack: bool = False,
+        record_shapes: bool = False,
+        on_progress: Callable[[ProfileProgress], None] | None = None,
+        deadline_s: float | None = None,
+    ) -> Profile:
+        """Record the executor's next steps with PyTorch's profiler; the call is never retried."""
+        request = request_of(
+            num_steps, duration_s, with_stack=with_stack, record_shapes=record_shapes
+        )
+        recording = Recording(on_progress)
+        call = self._call(self._stub.Profile, request, self._limit_s(deadline_s))
+        try:
+            async for message in call:
+                recording.add(message)
+        except grpc.RpcError as failure:
+            raise from_rpc_error(failure) from None
+        finally:
+            call.cancel()
+        return recording.profile()
