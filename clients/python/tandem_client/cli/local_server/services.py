@@ -1,4 +1,4 @@
-"""Executor and scheduler as child processes that never outlive the command that started them."""
+"""Executor, scheduler and gateway as child processes that never outlive their command."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ RESTARTS = 3
 
 RESTARTS_WITHIN_S = 120.0
 
+_ANY_HOST = ("0.0.0.0:", "[::]:")
 _REASON_LINE = re.compile(r"^[A-Z][A-Z_]+: .+")
 _ERROR_LINE = re.compile(r'\[error *\]|"level": ?"error"')
 
@@ -137,6 +138,7 @@ class LocalServer:
         drain_grace_s: Seconds that running requests may go on after a stop.
         start_timeout_s: Seconds within which both services must be ready.
         log_folder: Folder of the logs; None = a temporary folder, copied after a failure.
+        openai_listen: HTTP address of a gateway with OpenAI's API; None = no gateway.
     """
 
     executor_arguments: Sequence[str]
@@ -144,11 +146,15 @@ class LocalServer:
     drain_grace_s: float = 0.0
     start_timeout_s: float = 300.0
     log_folder: Path | None = None
+    openai_listen: str | None = None
 
 
 @dataclass(slots=True, eq=False)
 class RunningServer:
-    """A server that this process owns: two services, their addresses and their log folder."""
+    """
+    A server that this process owns: its services, with a gateway as the last one if it has one,
+    their addresses and their log folder.
+    """
 
     log_folder: Path
     services: list[Service] = field(default_factory=list)
@@ -156,6 +162,7 @@ class RunningServer:
     executor_address: str = ""
     admin_address: str | None = None
     metrics_address: str | None = None
+    openai_address: str | None = None
     _restarts_s: list[float] = field(default_factory=list)
 
     def check(self) -> None:
@@ -174,7 +181,7 @@ class RunningServer:
             A line for the user about the restart; None = both services run.
 
         Raises:
-            ServiceFailed: The scheduler ended, or the executor ended over a wrong configuration or
+            ServiceFailed: Another service ended, or the executor ended over a wrong setting or
                 model, or more than RESTARTS times within RESTARTS_WITHIN_S.
         """
         executor, *others = self.services
@@ -195,7 +202,7 @@ class RunningServer:
         return None
 
     def stop(self, grace_s: float) -> None:
-        """Stop the scheduler, which finishes its requests, then the executor."""
+        """Stop the gateway and the scheduler, which finish their requests, then the executor."""
         try:
             for service in reversed(self.services):
                 service.stop(grace_s + STOP_S)
@@ -207,7 +214,7 @@ class RunningServer:
 @contextlib.contextmanager
 def local_server(plan: LocalServer, say: Callable[[str], None]) -> Iterator[RunningServer]:
     """
-    Start both services, yield when requests are served, and stop both in any case.
+    Start all services, yield when requests are served, and stop all in any case.
 
     Args:
         plan: Plan of the server.
@@ -252,7 +259,7 @@ def _start(
 ) -> None:
     deadline_s = time.monotonic() + plan.start_timeout_s
     folder = server.log_folder
-    for name in ("executor", "scheduler"):
+    for name in ("executor", "scheduler", "gateway"):
         (folder / f"{name}.json").unlink(missing_ok=True)
     # A socket in our own folder needs no search for a free port, so both start at once, and no
     # other user can reach the executor.
@@ -280,6 +287,27 @@ def _start(
     _wait_for(server, lambda: _is_ready(executor_address), executor, deadline_s)
     say("attaching the executor")
     _wait_for(server, lambda: _is_usable(server.address), scheduler, deadline_s)
+    if plan.openai_listen is not None:
+        _start_gateway(server, plan, deadline_s)
+
+
+def _start_gateway(server: RunningServer, plan: LocalServer, deadline_s: float) -> None:
+    arguments = [
+        f"--scheduler={from_this_machine(server.address)}",
+        f"--listen={plan.openai_listen}",
+        f"--drain-grace-s={plan.drain_grace_s}",
+    ]
+    gateway = Service("gateway", "tandem_openai_gateway", arguments, server.log_folder)
+    server.services.append(gateway)
+    server.openai_address = _wait_for(server, gateway.addresses, gateway, deadline_s)["address"]
+
+
+def from_this_machine(address: str) -> str:
+    """Return an address at which this machine reaches a server that listens on all its own."""
+    for host in _ANY_HOST:
+        if address.startswith(host):
+            return f"127.0.0.1:{address.removeprefix(host)}"
+    return address
 
 
 def _is_usable(address: str) -> bool:

@@ -10,7 +10,7 @@ from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
 from tandem.network.listen_address import UNPROTECTED, reaches_beyond_this_machine
 from tandem.wording import GIB, gib
 from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
-from tandem_client.cli.local_server.services import RunningServer
+from tandem_client.cli.local_server.services import RunningServer, from_this_machine
 from tandem_client.client import Client
 from tandem_client.events import Model
 
@@ -20,7 +20,6 @@ PROMPT = "Once upon a time"
 IDS_OF_A_PROMPT = "1,2,3"
 DEADLINE_S = 10.0
 _UNITS = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
-_ANY_HOST = ("0.0.0.0:", "[::]:")
 
 
 def banner(
@@ -43,12 +42,19 @@ def banner(
     about = describe(server.executor_address)
     lines = [f"serving at {server.address} (ready after {took_s:.1f} s)"]
     lines += described(model, about, is_bundled=is_bundled)
+    if server.openai_address:
+        lines.append(f"  OpenAI     http://{server.openai_address}/v1")
     if server.admin_address:
         lines.append(f"  operators  {server.admin_address}")
     if server.metrics_address:
         lines.append(f"  metrics    http://{server.metrics_address}/metrics")
     lines.append(f"  logs       {server.log_folder}")
-    listening = (server.address, server.admin_address, server.metrics_address)
+    listening = (
+        server.address,
+        server.openai_address,
+        server.admin_address,
+        server.metrics_address,
+    )
     lines += [
         f"  warning    {address}: {UNPROTECTED}"
         for address in listening
@@ -91,9 +97,7 @@ def one_line_each(warnings: Sequence[str]) -> list[str]:
 
 def to_try(address: str, model: Model, *, is_bundled: bool) -> list[str]:
     """Return commands that suit the model; they name the address unless it is the default one."""
-    for host in _ANY_HOST:
-        if address.startswith(host):
-            address = f"127.0.0.1:{address.removeprefix(host)}"
+    address = from_this_machine(address)
     where = [] if address == DEFAULT_ADDRESS else ["--address", address]
     commands = [["generate", PROMPT]]
     if model.token_ids_only:

@@ -66,6 +66,14 @@ DrainGrace = Annotated[
 ]
 StartTimeout = Annotated[float, typer.Option(metavar="FLOAT", help="Longest wait for readiness.")]
 LogDir = Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the services' logs here.")]
+OpenAI = Annotated[
+    str | None,
+    typer.Option(
+        "--openai",
+        metavar="ADDRESS",
+        help="Serve OpenAI's HTTP API too, at HOST:PORT, for example 127.0.0.1:8000.",
+    ),
+]
 ExecutorArg = Annotated[
     list[str] | None,
     typer.Option(
@@ -89,6 +97,7 @@ def up(
     drain_grace_s: DrainGrace = None,
     start_timeout_s: StartTimeout = START_TIMEOUT_S,
     log_dir: LogDir = None,
+    openai: OpenAI = None,
     executor_arg: ExecutorArg = None,
     scheduler_arg: SchedulerArg = None,
     **flags: str | bool | None,
@@ -96,8 +105,8 @@ def up(
     """
     Start an executor and a scheduler, and serve until Ctrl-C.
 
-    An executor that dies is started again, and running requests go on; when the scheduler dies,
-    everything ends.
+    An executor that dies is started again, and running requests go on; when the scheduler dies, or
+    the gateway that --openai starts, everything ends.
 
     Models: Llama, Mistral, Ministral, Qwen2 and Qwen3, in Hugging Face format (config.json,
     *.safetensors in float32, bfloat16 or float16, tokenizer.json), from a local directory; without
@@ -119,6 +128,7 @@ def up(
     asked = ask_services({SCHEDULER: for_scheduler, EXECUTOR: for_executor})
     settings = {service: _by_name(asked[service]) for service in asked}
     addresses = {name: settings[SCHEDULER][name]["value"] for name in LISTENING}
+    addresses["openai"] = openai
     try:
         check_all_free({name: address for name, address in addresses.items() if address})
     except AddressInUse as error:
@@ -128,7 +138,7 @@ def up(
             *arguments_of({"config": config, "drain_grace_s": drain_grace_s, "log_dir": log_dir}),
             *_repeated({"executor_arg": executor_arg, "scheduler_arg": scheduler_arg}),
         ]
-        elsewhere = arguments_of({**flags, **free_instead({**addresses})})
+        elsewhere = arguments_of({**flags, "openai": openai, **free_instead(addresses)})
         command = shlex.join(["tandem", "up", *given, *elsewhere])
         raise fail(f"{error.reason}: {error.message}; or serve elsewhere: {command}") from None
     grace = settings[SCHEDULER]["drain_grace_s"]
@@ -138,6 +148,7 @@ def up(
         drain_grace_s=DRAIN_GRACE_S if grace["source"] == "default" else grace["value"],
         start_timeout_s=start_timeout_s,
         log_folder=log_dir,
+        openai_listen=openai,
     )
     _serve(plan, Path(settings[EXECUTOR]["model"]["value"]), asked[SCHEDULER]["warnings"])
 

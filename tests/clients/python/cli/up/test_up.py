@@ -13,7 +13,8 @@ from tandem.bundled_model import bundled_model
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse
 from tandem_client import AdminClient
 from tandem_client.cli.app import app
-from tandem_client.cli.up.banner import described, one_line_each, to_try
+from tandem_client.cli.local_server.services import RunningServer
+from tandem_client.cli.up.banner import banner, described, one_line_each, to_try
 from tandem_client.cli.up.command import is_drained
 from tandem_client.client import Client
 
@@ -172,6 +173,16 @@ class TestBanner:
         with Client(server.address) as client:
             model = dataclasses.replace(client.get_model(), **changes)
         assert commands == to_try(address, model, is_bundled=is_bundled)
+
+    def test_gateway_is_named_where_there_is_one(self, server, tmp_path, monkeypatch):
+        """
+        The banner has the URL that OpenAI's clients take, and only with a gateway.
+        """
+        monkeypatch.setattr("tandem_client.cli.up.banner.describe", lambda _: self.ABOUT)
+        running = RunningServer(tmp_path, address=server.address)
+        assert not [one for one in banner(running, 1.0, is_bundled=False) if "OpenAI" in one]
+        running.openai_address = "127.0.0.1:8000"
+        assert "  OpenAI     http://127.0.0.1:8000/v1" in banner(running, 1.0, is_bundled=False)
 
     def test_warnings_take_a_line_each(self):
         """
