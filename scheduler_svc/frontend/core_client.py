@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import structlog
 import zmq
 
 from scheduler_svc.core.request.request import FinishReason
+from scheduler_svc.frontend.identity.identity import current_caller
 from scheduler_svc.frontend.stream.inbox import ChoiceInbox, Received, StreamInbox
 from scheduler_svc.frontend.stream.turns import StreamTurns
 from scheduler_svc.frontend.text.served_model import ServedModel
@@ -172,7 +174,7 @@ class CoreClient:
         self._inboxes[stream_id] = inbox
         self._choices.update({choice.stream_id: choice for choice in inbox.choices})
         try:
-            self._send(make_submit(stream_id))
+            self._send(_with_limits(make_submit(stream_id)))
             yield inbox
         finally:
             del self._inboxes[stream_id]
@@ -377,6 +379,13 @@ class CoreClient:
     def close(self) -> None:
         """Close the socket; no method may be called afterwards."""
         self._socket.close()
+
+
+def _with_limits(submit: Submit) -> Submit:
+    """Add what the credentials in force allow the request's tenant."""
+    caller = current_caller.get()
+    limits = None if caller is None else caller.limits_of(submit.tenant)
+    return submit if limits is None else msgspec.structs.replace(submit, tenant_limits=limits)
 
 
 def _error(refused: Refused) -> TandemError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
+from scheduler_svc.core.request.tenant import TenantLimits
 from tandem.sampling_params import SamplingParams
 
 
@@ -46,6 +47,8 @@ class Submit(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
     """Choice i has the stream number `stream_id` + i."""
     priority: int = 0
     tenant: str = ""
+    tenant_limits: TenantLimits | None = None
+    """Limits and weight of that tenant; None where it has none of its own."""
     cache_salt: bytes = b""
     block_digests: bytes = b""
     """Digests of the prompt's full blocks (`core.request.block_hashes`); empty: not hashed."""

@@ -67,6 +67,7 @@ COMMANDS = {
     "config": Entry(
         "config.commands", "Show, check, suggest and judge configurations.", "config_commands"
     ),
+    "token": Entry("operation.new_token", "Make a token, and print its entry for a tokens file."),
     "cache": Entry("operation.cache", "Manage the prefix cache of a running server."),
     "bench": Entry("programs", "Measure a running server, or its parts alone.", passes_on=True),
 }

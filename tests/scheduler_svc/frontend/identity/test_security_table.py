@@ -11,13 +11,14 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from scheduler_svc.config.frontend_security import FrontendSecurity
+from scheduler_svc.core.request.tenant import TenantLimits
 from scheduler_svc.frontend.server import ADMIN, INFERENCE
 from tandem.admin.v1 import admin_service_pb2
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tandem.status import from_rpc_error
 from tests.certificates import Authority
-from tests.scheduler_svc.frontend.fake_core import running_frontend, within
+from tests.scheduler_svc.frontend.fake_core import model, running_frontend, serve, within
 from tests.scheduler_svc.frontend.identity.credentials import (
     GATEWAY,
     OPERATOR,
@@ -47,6 +48,7 @@ ONE_METHOD = {"public": f"/{INFERENCE}/GetModel", "admin": f"/{ADMIN}/GetStats"}
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 NOT_A_MESSAGE = b"\x0a\x02\xff\xfe"
 SERVED = "OK"
+LIMITS = TenantLimits(max_requests=3, weight=2.0)
 
 
 @pytest.fixture
@@ -250,6 +252,29 @@ class TestCertificates:
             call = stub.Generate(pb.GenerateRequest(text="hello"))
             submit = await within(secured.frontend.core.submits.get())
             assert "acme" == submit.tenant
+            call.cancel()
+
+
+class TestLimits:
+    @pytest.mark.parametrize(
+        ("token", "tenant", "expected"),
+        [(USER, "", LIMITS), (OTHER, "", None), (GATEWAY, "acme", LIMITS), (GATEWAY, "", None)],
+    )
+    async def test_request_carries_the_limits_of_its_tenant(
+        self, tmp_path, model_dir, token, tenant, expected
+    ):
+        """
+        The core gets a tenant's limits with each of its requests, whichever credential sent it.
+        """
+        path = write_file(tmp_path, tenants={"acme": {"max_requests": 3, "weight": 2.0}})
+        security = FrontendSecurity(tokens_file=str(path))
+        async with running_frontend(tmp_path, security=security) as frontend:
+            await serve(frontend, model(model_dir))
+            stub = InferenceServiceStub(frontend.channel)
+            request = pb.GenerateRequest(text="hello", tenant=tenant)
+            call = stub.Generate(request, metadata=bearer(token))
+            submit = await within(frontend.core.submits.get())
+            assert expected == submit.tenant_limits
             call.cancel()
 
 

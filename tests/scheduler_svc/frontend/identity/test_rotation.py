@@ -1,0 +1,130 @@
+"""Certificates and credentials that are replaced while streams are open."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from scheduler_svc.core.request.request import FinishReason
+from scheduler_svc.frontend.identity.credential_store import LOOK_INTERVAL_S
+from tandem.inference.v1 import inference_service_pb2 as pb
+from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
+from tandem.network.address import host_and_port
+from tests.scheduler_svc.frontend.calls import error_of, kinds, rest_of
+from tests.scheduler_svc.frontend.fake_core import ended, within
+from tests.scheduler_svc.frontend.identity.credentials import (
+    OTHER,
+    USER,
+    bearer,
+    credentials,
+    write_file,
+)
+from tests.scheduler_svc.frontend.identity.secured import (
+    Secured,
+    channel_credentials,
+    secured_frontend,
+)
+
+NUM_STREAMS = 16
+NUM_ROTATIONS = 3
+
+
+@pytest.fixture
+async def secured(tmp_path: Path, model_dir: Path) -> AsyncIterator[Secured]:
+    async with secured_frontend(tmp_path, model_dir) as running:
+        yield running
+
+
+def shown(secured: Secured) -> bytes:
+    """Return the certificate, in DER, that the public port shows to a new connection."""
+    client = secured.client()
+    context = ssl.create_default_context(cafile=secured.servers_ca.file)
+    context.load_cert_chain(client.certificate, client.key)
+    context.set_alpn_protocols(["h2"])
+    host, port = host_and_port(secured.address("public"))
+    with (
+        socket.create_connection((host, port)) as plain,
+        context.wrap_socket(plain, server_hostname=host) as encrypted,
+    ):
+        found = encrypted.getpeercert(binary_form=True)
+        assert found is not None
+        return found
+
+
+def first_of(certificate: Path) -> bytes:
+    """Return the first certificate of a file, in DER."""
+    end = "-----END CERTIFICATE-----"
+    return ssl.PEM_cert_to_DER_cert(certificate.read_text().split(end)[0] + end)
+
+
+async def opened(secured: Secured, stub: InferenceServiceStub, token: str):
+    """Return a stream that has begun, and its number in the core."""
+    call = stub.Generate(pb.GenerateRequest(text="hello"), metadata=bearer(token))
+    stream_id = await secured.frontend.core.accept()
+    assert ["started"] == kinds([await within(call.read())])
+    return call, stream_id
+
+
+class TestCertificates:
+    async def test_streams_go_on_and_new_connections_see_the_new_one(self, secured):
+        """
+        Of 16 streams none fails while the server's certificate is replaced three times, and each
+        new connection sees the one that was newest when it began.
+        """
+        core = secured.frontend.core
+        credentials = channel_credentials(secured.servers_ca, secured.client())
+        async with grpc.aio.secure_channel(secured.address("public"), credentials) as channel:
+            stub = InferenceServiceStub(channel)
+            streams = [await opened(secured, stub, USER) for _ in range(NUM_STREAMS)]
+            seen = []
+            for at in range(NUM_ROTATIONS):
+                pair = secured.servers_ca.issue("server")
+                seen.append(await asyncio.to_thread(shown, secured))
+                assert first_of(pair.certificate) == seen[-1]
+                for _, stream_id in streams:
+                    await core.tokens(stream_id, at, [40 + at])
+            for _, stream_id in streams:
+                end = ended(stream_id, FinishReason.MAX_TOKENS, NUM_ROTATIONS)
+                await core.tokens(stream_id, NUM_ROTATIONS, [], end=end)
+            for call, _ in streams:
+                messages = await rest_of(call)
+                ids = [id_ for one in messages for id_ in one.delta.token_ids]
+                assert [40, 41, 42] == ids
+                assert ["finished", "done"] == kinds(messages)[-2:]
+            assert NUM_ROTATIONS == len(set(seen))
+
+    async def test_broken_pair_leaves_the_one_before(self, secured):
+        """
+        A key that does not belong to the certificate changes nothing for new connections.
+        """
+        before = await asyncio.to_thread(shown, secured)
+        other = secured.servers_ca.issue("another")
+        (other.key.parent / "server-key.pem").write_bytes(other.key.read_bytes())
+        assert before == await asyncio.to_thread(shown, secured)
+
+
+class TestCredentials:
+    async def test_withdrawn_token_ends_no_stream_but_begins_none(self, secured, tmp_path):
+        """
+        A token that leaves the file is UNAUTHENTICATED from the next look on; its open stream ends
+        as it would have, and other tokens stay valid.
+        """
+        tls = channel_credentials(secured.servers_ca, secured.client("x.example"))
+        async with grpc.aio.secure_channel(secured.address("public"), tls) as channel:
+            stub = InferenceServiceStub(channel)
+            call, stream_id = await opened(secured, stub, OTHER)
+            write_file(tmp_path, [one for one in credentials() if one["name"] != "other"])
+            secured.frontend.clock.lead_s += LOOK_INTERVAL_S
+            error = await error_of(stub.GetModel(pb.GetModelRequest(), metadata=bearer(OTHER)))
+            assert "UNAUTHENTICATED" == error.reason
+            await within(stub.GetModel(pb.GetModelRequest(), metadata=bearer(USER)))
+            await secured.frontend.core.tokens(
+                stream_id, 0, [40], end=ended(stream_id, FinishReason.MAX_TOKENS, 1)
+            )
+            assert "done" == kinds(await rest_of(call))[-1]
