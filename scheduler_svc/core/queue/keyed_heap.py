@@ -8,11 +8,12 @@ from typing import Generic, TypeVar
 
 from scheduler_svc.core.invariants import require
 
+Order = TypeVar("Order", float, tuple[float, float, float])
 T = TypeVar("T")
 _MIN_STALE = 64
 
 
-class KeyedHeap(Generic[T]):
+class KeyedHeap(Generic[Order, T]):
     """
     Heap with items that can be removed by number.
 
@@ -23,10 +24,10 @@ class KeyedHeap(Generic[T]):
     __slots__ = ("_heap", "_items")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int]] = []
-        self._items: dict[int, tuple[float, T]] = {}
+        self._heap: list[tuple[Order, int]] = []
+        self._items: dict[int, tuple[Order, T]] = {}
 
-    def push(self, order: float, number: int, item: T) -> None:
+    def push(self, order: Order, number: int, item: T) -> None:
         """Add an item that is not there; lower `order` surfaces first, then lower `number`."""
         heapq.heappush(self._heap, (order, number))
         self._items[number] = order, item
@@ -44,7 +45,7 @@ class KeyedHeap(Generic[T]):
         found = self._items.get(number)
         return None if found is None else found[1]
 
-    def peek(self) -> tuple[float, T] | None:
+    def peek(self) -> tuple[Order, T] | None:
         """Return order and item at the top; None when empty."""
         while self._heap:
             order, number = self._heap[0]
@@ -89,6 +90,6 @@ class KeyedHeap(Generic[T]):
                 last = entry
             return
 
-    def _is_live(self, entry: tuple[float, int]) -> bool:
+    def _is_live(self, entry: tuple[Order, int]) -> bool:
         found = self._items.get(entry[1])
         return found is not None and found[0] == entry[0]

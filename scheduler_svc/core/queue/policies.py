@@ -107,7 +107,7 @@ class KeyBucket:
 
     def __init__(self, key: Callable[[Request], float]) -> None:
         self._key = key
-        self._waiting: KeyedHeap[Request] = KeyedHeap()
+        self._waiting: KeyedHeap[float, Request] = KeyedHeap()
 
     def add(self, request: Request) -> None:
         """Add a request by its key, computed now and never again."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator
-from dataclasses import dataclass
-from math import floor
+from collections import Counter, deque
+from collections.abc import Collection, Iterator
+from math import floor, inf
 
+from scheduler_svc.core.queue.fair_queue import FairQueue
 from scheduler_svc.core.queue.keyed_heap import KeyedHeap
-from scheduler_svc.core.queue.policies import Bucket, PrefixView, bucket_of
+from scheduler_svc.core.queue.policies import PrefixView
+from scheduler_svc.core.queue.tenant_queue import Periods, QueuePlace
 from scheduler_svc.core.request.options import CoreOptions
 from scheduler_svc.core.request.request import Request
 from tandem.errors import InternalError
@@ -18,32 +19,14 @@ AGED_AFTER = 10
 """Periods of `ageing_s` after which a waiting request goes ahead of all that waited less."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """
-    Place of a waiting request in the queue.
-
-    Attributes:
-        request: The request.
-        since_s: Time at which it would have arrived had all its waiting been in one go up to now.
-        period: Index of the period of `ageing_s` that this time is in.
-        ran: True when it was admitted before.
-    """
-
-    request: Request
-    since_s: float
-    period: int
-    ran: bool
-
-
 class _Returned:
     """Requests of one priority that ran before."""
 
     __slots__ = ("by_number", "by_period")
 
     def __init__(self) -> None:
-        self.by_number: KeyedHeap[Request] = KeyedHeap()
-        self.by_period: KeyedHeap[int] = KeyedHeap()
+        self.by_number: KeyedHeap[float, Request] = KeyedHeap()
+        self.by_period: KeyedHeap[float, int] = KeyedHeap()
 
 
 class WaitingQueue:
@@ -60,6 +43,12 @@ class WaitingQueue:
 
     Only waiting counts, not the time a request ran in between.
 
+    **Tenants take turns.** This is the order of each tenant's requests. Where requests of several
+    tenants wait that never ran, `FairQueue` says whose is next: on equal levels that of the tenant
+    that was served the fewest tokens by its weight. Against other tenants waiting counts from the
+    tenant's latest turn on only, for levels and for being aged; requests that ran before have had
+    their turn and stand ahead as above.
+
     **No request starves.** `candidates` stops at an aged request that is not admitted. So from the
     moment a request is aged, only requests that arrived before it are admitted ahead of it: their
     number is finite and never grows again. Each of these is admitted at the latest when nothing
@@ -67,55 +56,51 @@ class WaitingQueue:
     `max_model_len` steps in which it computes. A request with n earlier arrivals in the queue is
     thus admitted after at most ``10 * ageing_s`` plus the time that those n and the ones then
     running take to end, whatever arrives later, under every policy and priority. A preempted
-    request keeps the time it had waited, so this holds for each of its admissions.
+    request keeps the time it had waited, so this holds for each of its admissions. Beside other
+    tenants this holds for the oldest request of each tenant, from the tenant's latest turn on, so
+    one with n earlier ones of its own tenant is admitted after n + 1 such times at the latest.
 
     Adding and removing take O(log n), the first candidate too under fcfs, lof and random.
 
     Attributes:
+        num_fresh: Number of requests that never ran.
         num_fresh_tokens: Sum of `Request.terms.queued_tokens` of all requests that never ran.
     """
 
     __slots__ = (
         "_fresh",
-        "_fresh_periods",
-        "_levels",
         "_options",
+        "_periods",
         "_places",
         "_returned",
         "_returned_aged",
         "_returned_since",
+        "num_fresh",
         "num_fresh_tokens",
     )
 
     def __init__(self, options: CoreOptions) -> None:
         self._options = options
-        self._places: dict[int, _Place] = {}
-        self._fresh: OrderedDict[int, Request] = OrderedDict()
-        """Requests that never ran, in order of arrival."""
-        self._levels: KeyedHeap[tuple[int, Bucket]] = KeyedHeap()
-        """Requests that never ran, one bucket per level."""
-        self._fresh_periods: dict[int, OrderedDict[int, int]] = {}
-        """Number of requests that never ran, by priority and then by period, ascending."""
+        self._places: dict[int, QueuePlace] = {}
+        self._fresh = FairQueue(options)
+        """Requests that never ran."""
+        self._periods = Periods()
+        """Periods of all requests that never ran."""
         self._returned: dict[int, _Returned] = {}
         """Requests that ran before, by priority."""
-        self._returned_since: KeyedHeap[Request] = KeyedHeap()
+        self._returned_since: KeyedHeap[float, Request] = KeyedHeap()
         """Requests that ran before and are not in `_returned_aged`, by `since_s`."""
-        self._returned_aged: KeyedHeap[Request] = KeyedHeap()
+        self._returned_aged: KeyedHeap[float, Request] = KeyedHeap()
         """Aged requests that ran before, in order of arrival; these are in `_returned` too."""
+        self.num_fresh = 0
         self.num_fresh_tokens = 0
 
     def add(self, request: Request, now: float) -> None:
         """Add a request that never ran and arrived after all others that never ran."""
         place = self._place(request, now, ran=False)
-        self._fresh[request.number] = request
-        level = request.new.priority + place.period
-        found = self._levels.get(level)
-        if found is None:
-            found = level, bucket_of(self._options.schedule_policy)
-            self._levels.push(level, level, found)
-        found[1].add(request)
-        periods = self._fresh_periods.setdefault(request.new.priority, OrderedDict())
-        periods[place.period] = periods.get(place.period, 0) + 1
+        self._fresh.add(place)
+        self._periods.add(request.new.priority, place.period)
+        self.num_fresh += 1
         self.num_fresh_tokens += request.terms.queued_tokens
 
     def put_back(self, request: Request, now: float) -> None:
@@ -128,9 +113,15 @@ class WaitingQueue:
 
     def take(self, request: Request, now: float) -> None:
         """Remove a request that is admitted, and note how long it has waited in all."""
-        since_s = self._places[request.number].since_s
+        place = self._places[request.number]
+        since_s = place.since_s
         request.end_wait(now - since_s, was_aged=since_s <= self._aged_before_s(now))
-        self.discard(request)
+        if place.ran:
+            self.discard(request)
+            return
+        del self._places[request.number]
+        self._fresh.take(place, now)
+        self._forget_fresh(place)
 
     def discard(self, request: Request) -> None:
         """Remove a request if it waits."""
@@ -140,7 +131,16 @@ class WaitingQueue:
         if place.ran:
             self._discard_returned(request)
         else:
-            self._discard_fresh(place)
+            self._fresh.discard(place)
+            self._forget_fresh(place)
+
+    def settle(self, request: Request) -> None:
+        """Note that a request has ended with all its outputs, for its tenant's later turns."""
+        self._fresh.settle(request)
+
+    def newest_of(self, tenant: str) -> Iterator[Request]:
+        """Yield the waiting requests of a tenant that never ran, the latest arrival first."""
+        return self._fresh.newest_of(tenant)
 
     def candidates(self, now: float, view: PrefixView | None) -> Iterator[Request]:
         """
@@ -163,17 +163,17 @@ class WaitingQueue:
 
     def in_order(self, now: float, view: PrefixView | None) -> Iterator[Request]:
         """Yield all waiting requests, next one first; O(n log n) at most."""
-        yield from self._aged(now)
-        yield from self._not_aged(now, view)
-
-    @property
-    def num_fresh(self) -> int:
-        """Number of requests that never ran."""
-        return len(self._fresh)
+        listed: set[int] = set()
+        for request in self._aged(now):
+            listed.add(request.number)
+            yield request
+        for request in self._not_aged(now, view):
+            if request.number not in listed:
+                yield request
 
     def best_priority(self) -> int | None:
         """Return the best priority of any waiting request; None when none waits."""
-        return min((*self._returned, *self._fresh_periods), default=None)
+        return min((*self._returned, *self._periods.priorities()), default=None)
 
     def since_s(self, request: Request) -> float:
         """Return the time at which a waiting request would have come had it waited in one go."""
@@ -189,30 +189,26 @@ class WaitingQueue:
         """Return an iterator over all waiting requests, in no order."""
         return iter([place.request for place in self._places.values()])
 
-    def check_integrity(self) -> None:
+    def check_integrity(self, charged: Collection[Request] | None = None) -> None:
         """
         Compare all indexes.
+
+        Args:
+            charged: Live requests that were admitted once; None to leave them out.
 
         Raises:
             InternalError: Two of them differ.
         """
-        for heap in (self._levels, self._returned_since, self._returned_aged):
+        for heap in (self._returned_since, self._returned_aged):
             heap.check_integrity()
         places = self._places
         ran = {number for number, place in places.items() if place.ran}
-        fresh = places.keys() - ran
-        levels, periods = dict[int, set[int]](), dict[int, Counter[int]]()
-        for number in fresh:
-            priority, period = places[number].request.new.priority, places[number].period
-            levels.setdefault(priority + period, set()).add(number)
-            periods.setdefault(priority, Counter())[period] += 1
-        in_buckets = {level: bucket.numbers() for level, bucket in self._levels}
-        if not (fresh == self._fresh.keys() and levels == in_buckets):
+        fresh = [place for place in places.values() if not place.ran]
+        self._fresh.check_integrity(charged)
+        self._periods.check_integrity(fresh)
+        in_turn = [request for _, request in self._fresh.in_turn(-inf, None, len(self))]
+        if sorted(one.number for one in in_turn) != sorted(place.request.number for place in fresh):
             raise InternalError("the queue's indexes of requests that never ran differ")
-        if periods != self._fresh_periods:
-            raise InternalError("the queue's periods of requests that never ran differ")
-        if list(self._fresh) != sorted(self._fresh):
-            raise InternalError("requests that never ran are not in order of arrival")
         by_number = [request.number for one in self._returned.values() for request in one.by_number]
         by_age = [
             request.number
@@ -224,34 +220,21 @@ class WaitingQueue:
         by_period = Counter(period for one in self._returned.values() for period in one.by_period)
         if by_period != Counter(places[number].period for number in ran):
             raise InternalError("the queue's periods of requests that ran before differ")
-        tokens = sum(request.terms.queued_tokens for request in self._fresh.values())
-        if tokens != self.num_fresh_tokens:
-            raise InternalError("the count of queued tokens is wrong")
+        tokens = sum(place.request.terms.queued_tokens for place in fresh)
+        if (len(fresh), tokens) != (self.num_fresh, self.num_fresh_tokens):
+            raise InternalError("the count of queued requests or tokens is wrong")
 
-    def _place(self, request: Request, now: float, *, ran: bool) -> _Place:
+    def _place(self, request: Request, now: float, *, ran: bool) -> QueuePlace:
         since_s = now - request.times.waited_s
         period = floor(since_s / self._options.ageing_s)
-        place = _Place(request, since_s, period, ran)
+        place = QueuePlace(request, since_s, period, ran)
         self._places[request.number] = place
         return place
 
-    def _discard_fresh(self, place: _Place) -> None:
-        request, priority = place.request, place.request.new.priority
-        del self._fresh[request.number]
-        level = priority + place.period
-        found = self._levels.get(level)
-        assert found is not None
-        bucket = found[1]
-        bucket.discard(request)
-        if not len(bucket):
-            self._levels.discard(level)
-        periods = self._fresh_periods[priority]
-        periods[place.period] -= 1
-        if not periods[place.period]:
-            del periods[place.period]
-            if not periods:
-                del self._fresh_periods[priority]
-        self.num_fresh_tokens -= request.terms.queued_tokens
+    def _forget_fresh(self, place: QueuePlace) -> None:
+        self._periods.remove(place.request.new.priority, place.period)
+        self.num_fresh -= 1
+        self.num_fresh_tokens -= place.request.terms.queued_tokens
 
     def _discard_returned(self, request: Request) -> None:
         returned = self._returned[request.new.priority]
@@ -272,34 +255,16 @@ class WaitingQueue:
             request = top[1]
             self._returned_since.discard(request.number)
             self._returned_aged.push(request.number, request.number, request)
-        fresh = self._aged_fresh(before_s)
+        fresh = self._fresh.aged(before_s)
         return heapq.merge(self._returned_aged, fresh, key=lambda request: request.number)
-
-    def _aged_fresh(self, before_s: float) -> Iterator[Request]:
-        """Yield the aged requests that never ran: sorted by arrival, so the aged stand first."""
-        while self._fresh:
-            head = next(iter(self._fresh.values()))
-            if self._places[head.number].since_s > before_s:
-                return
-            yield head
-            if head.number in self._places:
-                break
-        for request in list(self._fresh.values())[1:]:
-            place = self._places.get(request.number)
-            if place is not None and place.since_s > before_s:
-                return
-            if place is not None:
-                yield request
 
     def _not_aged(self, now: float, view: PrefixView | None) -> Iterator[Request]:
         before_s, num_waiting = self._aged_before_s(now), len(self)
         returned = deque(sorted((self._returned_level(one), one) for one in self._returned))
-        for level, bucket in self._levels:
+        for level, request in self._fresh.in_turn(before_s, view, num_waiting):
             while returned and returned[0][0] <= level:
                 yield from self._returned_of(returned.popleft()[1], before_s)
-            for request in bucket.in_order(view, num_waiting):
-                if self._places[request.number].since_s > before_s:
-                    yield request
+            yield request
         for _, priority in returned:
             yield from self._returned_of(priority, before_s)
 
@@ -307,8 +272,8 @@ class WaitingQueue:
         """Return the best level of all waiting requests with this priority."""
         first = self._returned[priority].by_period.peek()
         assert first is not None
-        fresh = self._fresh_periods.get(priority)
-        period = first[1] if fresh is None else min(first[1], next(iter(fresh)))
+        fresh = self._periods.first(priority)
+        period = first[1] if fresh is None else min(first[1], fresh)
         return priority + period
 
     def _returned_of(self, priority: int, before_s: float) -> Iterator[Request]:

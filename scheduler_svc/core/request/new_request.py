@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scheduler_svc.core.request.tenant import DEFAULT_TENANT_LIMITS, NO_TENANT, TenantLimits
 from tandem.link.batch import Int32Column
 from tandem.sampling_params import SamplingParams
 
@@ -29,7 +30,8 @@ class NewRequest:
         num_choices: Completions of this prompt, at least 1; choice i has handle `handle` + i and
             draws with `sampling.choice` i.
         priority: Priority of the request: lower goes first.
-        tenant: Tenant that sent it, for limits per tenant; empty for none.
+        tenant: Tenant that sent it, for limits and turns of tenants; empty for none.
+        tenant_limits: Limits and weight of that tenant, as far as it has its own.
         cache_salt: Salt of its digests: only requests with the same salt share KV.
         block_digests: Digests of the full blocks of the prompt, 32 bytes each, see
             `scheduler_svc.core.request.block_hashes`; empty to have the core compute them.
@@ -52,7 +54,8 @@ class NewRequest:
     fills_context: bool = False
     num_choices: int = 1
     priority: int = 0
-    tenant: str = ""
+    tenant: str = NO_TENANT
+    tenant_limits: TenantLimits = DEFAULT_TENANT_LIMITS
     cache_salt: bytes = b""
     block_digests: bytes = b""
     prior_outputs: tuple[Int32Column, ...] = ()

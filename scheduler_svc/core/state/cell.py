@@ -82,7 +82,8 @@ class Cell:
         Raises:
             InternalError: The first invariant that does not hold.
         """
-        self.queue.check_integrity()
+        charged = [one for one in self.requests if one.times.scheduled_s is not None]
+        self.queue.check_integrity(charged)
         self.events.check_integrity()
         self.suspects.check_integrity({request.number for request in self.requests})
         for request in self.queue:

@@ -77,6 +77,7 @@ def _leave(replica: Replica, request: Request) -> None:
     replica.drop(request)
     request.move(RequestState.ENDED)
     cell.requests.remove(request)
+    cell.queue.settle(request)
     cell.retry_advice.note_end(cell.now_s)
     if not len(cell.requests):
         replica.ratio.reset(cell.counters.decode_steps)

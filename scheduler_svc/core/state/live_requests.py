@@ -27,7 +27,7 @@ class LiveRequests:
         self._by_id: dict[tuple[str, str], list[Request]] = {}
         """Live choices by tenant and request id."""
         self._by_handle: dict[int, Request] = {}
-        self._deadlines: KeyedHeap[Request] = KeyedHeap()
+        self._deadlines: KeyedHeap[float, Request] = KeyedHeap()
         self.tenants = TenantCounts()
 
     def __len__(self) -> int:

@@ -68,7 +68,7 @@ class Replica:
         self.room = StepRoom()
         self.is_full = False
         self.suspension = Suspension()
-        self.may_give_way: KeyedHeap[Request] = KeyedHeap()
+        self.may_give_way: KeyedHeap[float, Request] = KeyedHeap()
 
     def under_pressure(self) -> bool:
         """Return True while KV use is so high that no prompt may be admitted."""

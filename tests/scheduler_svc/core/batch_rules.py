@@ -25,6 +25,10 @@ class BatchRules:
         aged_s = AGED_AFTER * self.options.ageing_s
         self.is_trial = core.stats().suspected_requests > 0
         self.num_in_flight = core.num_inflight
+        live = self.replica.cell.requests
+        self.ran = {one.number for one in live if one.times.scheduled_s is not None}
+        fresh = [one for one in self.replica.cell.queue if one.number not in self.ran]
+        self.is_one_tenant = len({one.new.tenant for one in fresh}) < 2
         self.aged = [
             request
             for handle, request in self.replica.cell.requests._by_handle.items()
@@ -77,10 +81,22 @@ class BatchRules:
         return 2 * -(-self.limits.max_running // self.limits.max_total_tokens) + 1
 
     def _check_nobody_passes_the_aged(self, batch: Batch) -> None:
-        """Check that a request that has waited long is passed only by those that arrived before."""
-        passed = [r.number for r in self.aged if r.state is RequestState.WAITING]
+        """
+        Check that a request that has waited long is passed only by those that arrived before, and
+        by those of other tenants, as tenants take turns.
+        """
+        left = [r for r in self.aged if r.state is RequestState.WAITING]
         for admission in batch.admits:
-            number = self.replica.slots.admitted.number[admission.slot]
+            request = self.replica.slots.request_of(admission.slot)
+            is_new = request.number not in self.ran
+            passed = [
+                r.number
+                for r in left
+                if self.is_one_tenant
+                or r.number in self.ran
+                or (is_new and r.new.tenant == request.new.tenant)
+            ]
+            number = request.number
             assert number < min(passed, default=number + 1), "an aged request is passed"
 
     def _check_threshold(self, batch: Batch) -> None:

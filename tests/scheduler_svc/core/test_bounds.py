@@ -115,7 +115,7 @@ class TestCounts:
         """
         A heap keeps at most twice its items and 64 more entries.
         """
-        heap: KeyedHeap[int] = KeyedHeap()
+        heap: KeyedHeap[float, int] = KeyedHeap()
         for number in range(1000):
             heap.push(float(number % 7), number, number)
         entries = heap._heap

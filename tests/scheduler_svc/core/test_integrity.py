@@ -71,18 +71,32 @@ def report_to_another_handle(replica):
     replica.slots.admitted.handle[0] += 1
 
 
+def queue_of_one_tenant(replica):
+    (turn,) = replica.cell.queue._fresh._turns.values()
+    return turn.queue
+
+
 def lose_an_entry_of_a_heap(replica):
-    replica.cell.queue._levels._heap.clear()
+    queue_of_one_tenant(replica)._levels._heap.clear()
 
 
 def wait_in_another_bucket(replica):
-    ((_, bucket),) = replica.cell.queue._levels
+    ((_, bucket),) = queue_of_one_tenant(replica)._levels
     bucket._waiting[99] = bucket._waiting.popitem()[1]
 
 
 def miscount_a_period(replica):
-    (periods,) = replica.cell.queue._fresh_periods.values()
+    (periods,) = replica.cell.queue._periods._counts.values()
     periods[next(iter(periods))] += 1
+
+
+def rank_a_tenant_wrongly(replica):
+    (turn,) = replica.cell.queue._fresh._turns.values()
+    turn.rank = (turn.rank[0] + 1, *turn.rank[1:])
+
+
+def forget_a_charge(replica):
+    replica.cell.queue._fresh._counters._charges.popitem()
 
 
 def expect_an_end_of_a_stranger(replica):
@@ -395,6 +409,8 @@ NAMED = {
     lose_an_entry_of_a_heap: "an item of a heap would never surface",
     wait_in_another_bucket: "indexes of requests that never ran differ",
     miscount_a_period: "periods of requests that never ran differ",
+    rank_a_tenant_wrongly: "the rank of a tenant is out of date",
+    forget_a_charge: "charged requests are not those that ran",
     expect_an_end_of_a_stranger: "a request with a deadline is missing, or a stranger has one",
     be_known_by_another_handle: "ids and handles are not of the same requests",
     lose_prior_outputs: "lost outputs it came with",
