@@ -11,6 +11,7 @@ import structlog
 from scheduler_svc.core.admission import Acceptance
 from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.request import FinishReason
+from scheduler_svc.core.request.tenant import DEFAULT_TENANT_LIMITS
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.ipc.messages import Accepted, EndStream, FrontendMessage, Hello, Query, Submit
 from scheduler_svc.service.observe.metrics import CoreMetrics
@@ -206,6 +207,7 @@ def _new_request(message: Submit, handle: int, block_size: int) -> NewRequest:
         num_choices=message.num_choices,
         priority=message.priority,
         tenant=message.tenant,
+        tenant_limits=message.tenant_limits or DEFAULT_TENANT_LIMITS,
         cache_salt=message.cache_salt,
         # The core hashes the blocks itself if the block size changed with another executor.
         block_digests=message.block_digests if message.digest_block_size == block_size else b"",
