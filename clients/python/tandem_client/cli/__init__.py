@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+from importlib.util import find_spec
 from types import FrameType
 
 INTERRUPTED = 130
@@ -16,6 +18,9 @@ def main() -> None:
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     # gRPC's C library would write its notes on connections between our lines.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    if find_spec("typer") is None:
+        sys.stderr.write("tandem: the command needs more: pip install 'tandem-client[cli]'\n")
+        sys.exit(2)
     from tandem_client.cli import app  # noqa: PLC0415  # see above
 
     app.main()

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
-from tandem_client.cli.shared.exit_codes import EXIT_CODES_HELP
+from tandem_client.cli.shared.exit_codes import EXIT_CODES_HELP, ExitCode
 from tandem_client.cli.shared.help_texts import PASS_ON, PlainHelp, hide_switch_types
 
 
@@ -30,6 +31,7 @@ class Entry:
         name: Name of the function or the group in the module; None = that of the command.
         passes_on: True if another program reads all arguments.
         has_plain_help: True if the names of options are too long for help in boxes.
+        needs: Package without which the command cannot run; None = the client is enough.
     """
 
     module: str
@@ -37,6 +39,7 @@ class Entry:
     name: str | None = None
     passes_on: bool = False
     has_plain_help: bool = False
+    needs: str | None = None
 
 
 COMMANDS = {
@@ -44,6 +47,7 @@ COMMANDS = {
         "up.command",
         "Start an executor and a scheduler, and serve until Ctrl-C.",
         has_plain_help=True,
+        needs="scheduler_svc",
     ),
     "generate": Entry("generation.generate", "Continue a prompt, and print the text as it comes."),
     "chat": Entry("generation.chat", "Talk with the model; it remembers the conversation."),
@@ -54,10 +58,16 @@ COMMANDS = {
     "profile": Entry("operation.profile", "Record a trace of the executor's next steps."),
     "doctor": Entry("doctor", "Check this machine, and a server if one is running."),
     "gateway": Entry(
-        "programs", "Serve OpenAI's HTTP API in front of running servers.", passes_on=True
+        "programs",
+        "Serve OpenAI's HTTP API in front of running servers.",
+        passes_on=True,
+        needs="tandem_openai_gateway",
     ),
     "simulate": Entry(
-        "programs", "Compare scheduling policies on a virtual clock.", passes_on=True
+        "programs",
+        "Compare scheduling policies on a virtual clock.",
+        passes_on=True,
+        needs="tandem_simulator",
     ),
     "drain": Entry(
         "operation.drain", "Stop admission, finish or hand over what runs, free the executor."
@@ -69,7 +79,12 @@ COMMANDS = {
     ),
     "token": Entry("operation.new_token", "Make a token, and print its entry for a tokens file."),
     "cache": Entry("operation.cache", "Manage the prefix cache of a running server."),
-    "bench": Entry("programs", "Measure a running server, or its parts alone.", passes_on=True),
+    "bench": Entry(
+        "programs",
+        "Measure a running server, or its parts alone.",
+        passes_on=True,
+        needs="tandem_bench",
+    ),
 }
 
 
@@ -102,6 +117,13 @@ class LoadsWhenNamed(TyperGroup):
 def load(name: str) -> Any:
     """Import a command of the root."""
     entry = COMMANDS[name]
+    if entry.needs is not None and find_spec(entry.needs) is None:
+        typer.echo(
+            f"tandem: {name} is part of the distribution tandem-serve, which is not installed here "
+            "(tandem-client holds the client alone)",
+            err=True,
+        )
+        raise typer.Exit(int(ExitCode.USAGE))
     module = import_module(f"tandem_client.cli.{entry.module}")
     command = getattr(module, entry.name or name)
     holder = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -135,11 +157,17 @@ for _name, _entry in COMMANDS.items():
     app.command(_name, help=_entry.summary)(_not_loaded)
 
 
+_HOLDERS = ("tandem-serve", "tandem-client")
+"""Distributions that hold this client; the first one that is installed tells its version."""
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version  # noqa: PLC0415  # takes a moment, rarely used
+        # This takes a moment, and is rarely used.
+        from importlib.metadata import distributions  # noqa: PLC0415  # see above
 
-        typer.echo(version("tandem-serve"))
+        named = {one.name: one.version for one in distributions() if one.name in _HOLDERS}
+        typer.echo(next((named[name] for name in _HOLDERS if name in named), "unknown"))
         raise typer.Exit
 
 
