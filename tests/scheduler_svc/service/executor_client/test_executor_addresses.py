@@ -212,7 +212,7 @@ class TestTakingOver:
         executor = make_executor(0)
         older = SchedulerId(name="scheduler-1", incarnation="0")
         executor.end.open_session(older, False, 500.0, executor.now())
-        bench = make_service(lease_ms=500_000)
+        bench = make_service(lease_ms=60_000)
         start(bench)
         with pytest.raises(SessionHeld):
             executor.end.open_session(older, False, 500.0, executor.now())

@@ -163,7 +163,7 @@ class TestHeldSession:
         """Another scheduler has to wait a second after an orderly stop, not the whole lease."""
         monkeypatch.setattr(link, "RELEASE_DEADLINE_S", DEADLINE_S)
         executor = make_executor()
-        bench = make_bench(has_real_link=True, executor=executor.address, lease_ms=500_000)
+        bench = make_bench(has_real_link=True, executor=executor.address, lease_ms=60_000)
         start(bench)
         executor.stopped_s = executor.now()
         bench.real_link.stop(release=True)
