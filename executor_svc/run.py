@@ -69,12 +69,16 @@ def _serve(loaded: LoadedSettings) -> int:
     from executor_svc.engine import load_engine  # noqa: PLC0415
     from executor_svc.profile.torch_recorder import begin_in_this_thread  # noqa: PLC0415
     from executor_svc.server.server import ExecutorServer  # noqa: PLC0415
+    from tandem.network.link_token import LinkToken  # noqa: PLC0415
 
     begin_in_this_thread()
     check_address_space_left(SPACE_BESIDE_LIBRARIES_BYTES)
     settings = loaded.settings
+    token = None if settings.link_token_file is None else LinkToken(settings.link_token_file)
     return serve(
-        lambda on_fatal: ExecutorServer(lambda boot_id: load_engine(loaded, boot_id), on_fatal),
+        lambda on_fatal: ExecutorServer(
+            lambda boot_id: load_engine(loaded, boot_id), on_fatal, tls=settings.tls, token=token
+        ),
         listen=settings.listen,
         ready_file=settings.ready_file,
         stop_grace_s=settings.stop_grace_s,

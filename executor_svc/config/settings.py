@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field
 from executor_svc.config.graph_sizes import GraphCount, check_graph_count
 from executor_svc.model.files.directory import find_model
 from tandem.engine_config import MAX_THREADS, EngineConfig
+from tandem.network.tls_files import ServerTls, server_tls
 from tandem.settings.options import Group
 from tandem.settings.program import Program
 from tandem.settings.reader import read_settings
@@ -22,6 +23,7 @@ from tandem.settings.schema import (
     BlockSize,
     BufferSizeGb,
     GpuMemoryUtilization,
+    LinkTokenFile,
     Loaded,
     LogSettings,
     MaxBatchSize,
@@ -153,11 +155,40 @@ class _ComputingSettings(OptionGroup):
     )
 
 
+class _LinkSecurity(OptionGroup):
+    """Encryption of calls, and proof that they come from a scheduler of ours."""
+
+    group: ClassVar[Group] = Group.SECURITY
+
+    tls_cert: Path | None = Field(
+        None,
+        description="certificate to listen with, in PEM format, with intermediate ones; a changed "
+        "file is used by the next connection",
+    )
+    tls_key: Path | None = Field(None, description="private key of the certificate, in PEM format")
+    tls_client_ca: Path | None = Field(
+        None,
+        description="certificates that sign clients' certificates; a client without one cannot "
+        "connect",
+    )
+    link_token_file: LinkTokenFile = Field(
+        None,
+        description="file of tokens, one a line, of which a scheduler must send one; health needs "
+        "none",
+    )
+
+    @property
+    def tls(self) -> ServerTls | None:
+        """The files to listen with; None for plain text."""
+        return server_tls(self.tls_cert, self.tls_key, self.tls_client_ca)
+
+
 class ExecutorSettings(
     _ComputingSettings,
     _KvMemorySettings,
     _EngineLimits,
     _ModelSettings,
+    _LinkSecurity,
     LogSettings,
     ServiceSettings,
 ):
@@ -196,6 +227,9 @@ PROGRAM = Program(
     description="Tandem's executor service: computes the steps that a scheduler plans.",
     exit_codes="0 stopped, 1 failed, 2 wrong configuration or model",
     env_prefix="TANDEM_EXECUTOR_",
+    foreign_variables=frozenset(
+        {"TANDEM_EXECUTOR_CA", "TANDEM_EXECUTOR_CERT", "TANDEM_EXECUTOR_KEY"}
+    ),
     other="scheduler",
 )
 
@@ -226,6 +260,7 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedSett
     read = read_settings(PROGRAM, argv, environ)
     settings = read.settings
     check_graph_count(settings.num_cuda_graphs)
+    _ = settings.tls
     model = find_model(settings.model, environ)
     if model != settings.model:  # the model's name is not that of a snapshot's directory
         name = settings.model_name or str(settings.model)

@@ -33,7 +33,10 @@ from executor_svc.server.step_link import StepLink
 from tandem.errors import AddressInUse, Draining, InternalError, TandemError
 from tandem.link.codec.wire import MAX_MESSAGE_BYTES
 from tandem.network.address import host_and_port, is_unix
+from tandem.network.link_token import LinkToken, TokenGuard
 from tandem.network.listen_address import ListenAddress
+from tandem.network.tls import server_credentials
+from tandem.network.tls_files import ServerTls
 from tandem.process.telemetry import warn_where_unprotected
 
 READY = "tandem.ready"
@@ -78,6 +81,8 @@ class ExecutorServer:
         on_fatal: Callable[[TandemError], None],
         *,
         max_inflight_steps: int = MAX_INFLIGHT_STEPS,
+        tls: ServerTls | None = None,
+        token: LinkToken | None = None,
     ) -> None:
         """
         Args:
@@ -86,7 +91,15 @@ class ExecutorServer:
                 thread; also when a new session waits for a step that is stuck, because this process
                 will never serve it.
             max_inflight_steps: Credit of schedulers; equal to that of the engine's description.
+            tls: Files to listen with; None for plain text.
+            token: Token that calls must carry, but for health and reflection; None for none.
+
+        Raises:
+            InvalidConfig: The files of `tls` cannot be used.
         """
+        self._tls = tls
+        self._token = token
+        self._credentials = None if tls is None else server_credentials(tls)
         self.boot_id = uuid.uuid4().hex
         self.address = ""
         self._place: ListenAddress | None = None
@@ -121,7 +134,7 @@ class ExecutorServer:
         """
         self._place = ListenAddress("listen", address)
         try:
-            port = self._server.add_insecure_port(address)
+            port = self._add_port(address)
         except RuntimeError as error:
             raise AddressInUse(f"cannot listen on {address}: gRPC could not bind it") from error
         self.address = address
@@ -131,7 +144,12 @@ class ExecutorServer:
             self._health.set(name, serving=True)
         self._server.start()
         _log.info("listening", address=self.address, boot_id=self.boot_id)
-        warn_where_unprotected({"listen": self.address})
+        warn_where_unprotected(
+            {"listen": self.address},
+            is_encrypted=self._tls is not None,
+            is_authenticated=self._token is not None
+            or (self._tls is not None and self._tls.requires_client_certificate),
+        )
 
     def load(self) -> None:
         """Start loading, heartbeats and, once loaded, steps."""
@@ -172,11 +190,17 @@ class ExecutorServer:
         partial.write_text(json.dumps({"address": self.address, "pid": os.getpid()}))
         partial.replace(path)
 
+    def _add_port(self, address: str) -> int:
+        if self._credentials is None:
+            return self._server.add_insecure_port(address)
+        return self._server.add_secure_port(address, self._credentials)
+
     def _build_server(self) -> grpc.Server:
+        guards = [] if self._token is None else [TokenGuard(SERVICE_NAME, self._token)]
         link_threads = ThreadPoolExecutor(NUM_LINK_THREADS, thread_name_prefix="link")
         server = grpc.server(
             ThreadPoolExecutor(NUM_OTHER_THREADS, thread_name_prefix="grpc"),
-            interceptors=[ErrorInterceptor(link_threads), CallPlaces()],
+            interceptors=[ErrorInterceptor(link_threads), *guards, CallPlaces()],
             options=_SERVER_OPTIONS,
             maximum_concurrent_rpcs=MAX_CALLS,
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from tandem.network.tls import ServerTls, server_tls
+from tandem.network.tls_files import ServerTls, server_tls
 
 
 class FrontendSecurity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

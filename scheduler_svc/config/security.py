@@ -1,4 +1,4 @@
-"""Settings of encryption and identity on the ports for clients and operators."""
+"""Settings of encryption and identity: of the ports to listen on, and of calls to executors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import ClassVar
 from pydantic import Field
 
 from scheduler_svc.config.frontend_security import FrontendSecurity
+from tandem.network.tls_files import ClientTls, client_tls
 from tandem.settings.options import Group
-from tandem.settings.schema import OptionGroup
+from tandem.settings.schema import LinkTokenFile, OptionGroup
 
 
 class PortSecuritySettings(OptionGroup):
@@ -54,6 +55,34 @@ class PortSecuritySettings(OptionGroup):
             admin_tls_key=_text(self.admin_tls_key or self.tls_key),
             admin_tls_client_ca=_text(self.admin_tls_client_ca or self.tls_client_ca),
             tokens_file=_text(self.tokens_file),
+        )
+
+
+class ExecutorSecuritySettings(OptionGroup):
+    """Encryption of the calls to executors, and proof that they are ours."""
+
+    group: ClassVar[Group] = Group.SECURITY
+
+    executor_ca: Path | None = Field(
+        None,
+        description="certificates, in PEM format, that sign executors' certificates; executors are "
+        "then called over TLS",
+    )
+    executor_cert: Path | None = Field(
+        None, description="certificate to show to executors, in PEM format; needs executor_key"
+    )
+    executor_key: Path | None = Field(
+        None, description="private key of executor_cert, in PEM format"
+    )
+    link_token_file: LinkTokenFile = Field(
+        None, description="file whose first line is the token to send to executors"
+    )
+
+    @property
+    def executor_tls(self) -> ClientTls | None:
+        """The files to call executors with; None for plain text."""
+        return client_tls(
+            self.executor_ca, self.executor_cert, self.executor_key, prefix="executor_"
         )
 
 

@@ -18,7 +18,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from scheduler_svc.config.scheduling import SchedulingSettings
-from scheduler_svc.config.security import PortSecuritySettings
+from scheduler_svc.config.security import ExecutorSecuritySettings, PortSecuritySettings
 from scheduler_svc.core.request.geometry import ExecutorGeometry
 from scheduler_svc.ipc.snapshot import ConfigEntry, ConfigSnapshot
 from tandem.engine_config import EngineConfig
@@ -99,6 +99,7 @@ class _AddressSettings(OptionGroup):
 class SchedulerSettings(
     _AddressSettings,
     PortSecuritySettings,
+    ExecutorSecuritySettings,
     SchedulingSettings,
     _EngineLimits,
     LogSettings,
@@ -191,6 +192,7 @@ PROGRAM = Program(
     exit_codes="0 stopped, 1 failed, 2 wrong configuration",
     env_prefix="TANDEM_",
     foreign_prefixes=("TANDEM_EXECUTOR_", "TANDEM_CLIENT_", "TANDEM_CACHE_", "TANDEM_TORCH_"),
+    foreign_variables=frozenset({"TANDEM_ADDRESS", "TANDEM_API_KEY"}),
     other="executor",
 )
 
@@ -269,6 +271,7 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedSett
     """
     read = read_settings(PROGRAM, argv, environ)
     _check_scheduling(read)
+    _ = read.settings.executor_tls
     return LoadedSettings(settings=read.settings, sources=read.sources, places=read.places)
 
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import grpc
+import grpc.aio
+import structlog
 
 from scheduler_svc.executor_client.link_events import LONGEST_BACKOFF_S
 from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
 from tandem.link.codec.wire import MAX_MESSAGE_BYTES
+from tandem.network.address import names_this_machine
+from tandem.network.link_token import LinkToken
+from tandem.network.tls import ClientCredentials
+from tandem.network.tls_files import ClientTls
 
 CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -28,9 +37,69 @@ CHANNEL_OPTIONS = (
 )
 
 
-def open_channel(address: str) -> grpc.Channel:
-    """Return a channel with its own connection to HOST:PORT or unix:PATH; a call opens it."""
-    return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+_LACKS = {
+    (False, False): "prompts and outputs cross the network unencrypted, and the executor serves "
+    "every caller",
+    (False, True): "prompts, outputs and the token cross the network unencrypted",
+    (True, False): "nothing proves to the executor that calls come from this scheduler",
+}
+"""What a link lacks, by whether it is encrypted and whether it is authenticated."""
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+class ExecutorAccess:
+    """
+    Way to executors: opens channels, and has the metadata that calls must carry. Files that have
+    changed are used by the next channel and the next call. Any thread may use it.
+    """
+
+    def __init__(self, tls: ClientTls | None = None, token_file: Path | None = None) -> None:
+        """
+        Args:
+            tls: Files to connect with; None for plain text.
+            token_file: File of the token that executors ask for; None for none.
+
+        Raises:
+            InvalidConfig: One of the files cannot be used.
+        """
+        self._is_encrypted = tls is not None
+        self._is_authenticated = token_file is not None or (
+            tls is not None and tls.certificate is not None
+        )
+        self._credentials = None if tls is None else ClientCredentials(tls)
+        self._token = None if token_file is None else LinkToken(token_file)
+
+    def open(self, address: str) -> grpc.Channel:
+        """Return a channel with its own connection to HOST:PORT or unix:PATH; a call opens it."""
+        if self._credentials is None:
+            return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.secure_channel(address, self._credentials.get(), options=CHANNEL_OPTIONS)
+
+    def open_async(self, address: str) -> grpc.aio.Channel:
+        """Return a channel for the running event loop, as `open` does for threads."""
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.aio.secure_channel(address, self._credentials.get(), options=CHANNEL_OPTIONS)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return the metadata for the next call."""
+        return () if self._token is None else self._token.metadata()
+
+    def warn_where_unprotected(self, addresses: Sequence[str]) -> None:
+        """Log a warning for each address of another machine that is called without protection."""
+        if self._is_encrypted and self._is_authenticated:
+            return
+        for address in addresses:
+            if not names_this_machine(address):
+                _log.warning(
+                    "executor_link_unprotected",
+                    address=address,
+                    message=f"{_LACKS[self._is_encrypted, self._is_authenticated]}: keep this "
+                    "network to machines you trust, or set executor_ca with executor_cert or "
+                    "link_token_file here, and the executor's tls_cert, tls_key and tls_client_ca "
+                    "or link_token_file",
+                )
 
 
 def stub_on(channel: grpc.Channel) -> ExecutorServiceStub:

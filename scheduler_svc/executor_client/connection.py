@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from scheduler_svc.executor_client.channel import open_channel, stub_on
+from scheduler_svc.executor_client.channel import ExecutorAccess, stub_on
 from scheduler_svc.executor_client.description import ExecutorDescription, read_description
 from scheduler_svc.executor_client.link_events import (
     FIRST_BACKOFF_S,
@@ -70,6 +70,7 @@ class ExecutorConnector:
     Attributes:
         address: Address at which the newest session's executor was last reached; the first of all
             addresses before any session.
+        access: Way to executors; any thread may use it.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class ExecutorConnector:
         take_over: bool,
         cache: ModelCache,
         accept: Callable[[ExecutorDescription], object],
+        access: ExecutorAccess | None = None,
     ) -> None:
         """
         Args:
@@ -92,7 +94,9 @@ class ExecutorConnector:
             cache: Stores tokenizer files.
             accept: Raises IncompatibleExecutor for an executor that must not be used; called before
                 a session is opened.
+            access: Way to executors; None for plain text and no token.
         """
+        self.access = ExecutorAccess() if access is None else access
         self._addresses = addresses
         self._scheduler = scheduler
         self._lease_ms = lease_ms
@@ -123,7 +127,7 @@ class ExecutorConnector:
         while not stopping.is_set():
             order = self._in_turn(elsewhere=elsewhere)
             waits: list[float] = []
-            with ExecutorProbe(order, deadline_s=DESCRIBE_DEADLINE_S) as probe:
+            with ExecutorProbe(order, deadline_s=DESCRIBE_DEADLINE_S, access=self.access) as probe:
                 for answer in probe.answers():
                     failed = self._try(answer, post)
                     if failed is None or stopping.is_set():
@@ -144,7 +148,7 @@ class ExecutorConnector:
             may_move: Open a session with another executor if the last session's was not found.
         """
         others = self._in_turn(elsewhere=True)[:-1]
-        with ExecutorProbe(others, deadline_s=SEEK_DEADLINE_S) as probe:
+        with ExecutorProbe(others, deadline_s=SEEK_DEADLINE_S, access=self.access) as probe:
             answers = probe.first_answers()
             for answer in answers:
                 if answer.boot_id == self._boot_id:
@@ -161,11 +165,12 @@ class ExecutorConnector:
         """Open this scheduler's session again with a lease of `SHORTEST_LEASE_MS`."""
         if not self._boot_id:
             return
-        with open_channel(self.address) as channel:
+        with self.access.open(self.address) as channel:
             try:
                 stub_on(channel).OpenSession(
                     self._open_request(SHORTEST_LEASE_MS, take_over=False),
                     timeout=DESCRIBE_DEADLINE_S,
+                    metadata=self.access.metadata(),
                 )
             except grpc.RpcError:
                 return  # The lease of an executor that cannot be reached ends by itself.
@@ -204,12 +209,15 @@ class ExecutorConnector:
         tokenizer_dir = self._cache.find(description.fingerprint)
         if tokenizer_dir is None:
             files = stub.GetTokenizer(
-                executor_pb2.GetTokenizerRequest(), timeout=TOKENIZER_DEADLINE_S
+                executor_pb2.GetTokenizerRequest(),
+                timeout=TOKENIZER_DEADLINE_S,
+                metadata=self.access.metadata(),
             )
             tokenizer_dir = self._cache.store(description.fingerprint, files)
         session = stub.OpenSession(
             self._open_request(self._lease_ms, take_over=self._may_take_over),
             timeout=OPEN_DEADLINE_S,
+            metadata=self.access.metadata(),
         )
         if session.boot_id != description.boot_id:
             raise SessionLost("the executor restarted between Describe and OpenSession")

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import grpc
 
-from scheduler_svc.executor_client.channel import open_channel
 from scheduler_svc.executor_client.connection import ExecutorConnector, ModelInUse
 from scheduler_svc.executor_client.link_events import LinkEvent, StreamBroken, StreamMessage
 from scheduler_svc.executor_client.step_call import CallEnded, StepCall
@@ -178,12 +177,13 @@ class ExecutorLink:
                 case _Seek(may_move=may_move):
                     self._connector.seek(self._post, may_move=may_move)
                 case _Stream():
-                    with open_channel(self._connector.address) as channel:
+                    connector = self._connector
+                    with connector.access.open(connector.address) as channel:
                         self._carry(channel, command)
 
     def _carry(self, channel: grpc.Channel, stream: _Stream) -> None:
         """Run one step stream to its end."""
-        call = StepCall(channel)
+        call = StepCall(channel, self._connector.access.metadata())
         with self._lock:
             if stream.number <= self._last_broken:
                 call.cancel()

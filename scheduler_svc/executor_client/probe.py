@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import grpc
 
-from scheduler_svc.executor_client.channel import open_channel, stub_on
+from scheduler_svc.executor_client.channel import ExecutorAccess, stub_on
 from tandem.executor.v1 import executor_service_pb2 as executor_pb2
 from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
 
@@ -54,12 +54,16 @@ class Answer:
 class ExecutorProbe:
     """One round of calls to addresses; leaving it ends calls and connections. For one thread."""
 
-    def __init__(self, addresses: Sequence[str], *, deadline_s: float) -> None:
+    def __init__(
+        self, addresses: Sequence[str], *, deadline_s: float, access: ExecutorAccess | None = None
+    ) -> None:
         """
         Args:
             addresses: Addresses to ask, preferred ones first.
             deadline_s: Seconds that each may take to answer.
+            access: Way to executors; None for plain text and no token.
         """
+        self._access = ExecutorAccess() if access is None else access
         self._left = list(addresses)
         self._deadline_s = deadline_s
         self._num_due = 0
@@ -116,8 +120,12 @@ class ExecutorProbe:
 
     def _ask_next(self) -> None:
         address = self._left.pop(0)
-        stub = stub_on(self._open.enter_context(open_channel(address)))
-        call = stub.Describe.future(executor_pb2.DescribeRequest(), timeout=self._deadline_s)
+        stub = stub_on(self._open.enter_context(self._access.open(address)))
+        call = stub.Describe.future(
+            executor_pb2.DescribeRequest(),
+            timeout=self._deadline_s,
+            metadata=self._access.metadata(),
+        )
         self._open.callback(call.cancel)
         self._num_due += 1
 

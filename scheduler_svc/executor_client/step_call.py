@@ -53,10 +53,10 @@ class StepCall:
     operations are not part of gRPC's public interface; tests check all that is used of them.
     """
 
-    def __init__(self, channel: grpc.Channel) -> None:
-        """Begin the call, which waits for the connection."""
+    def __init__(self, channel: grpc.Channel, metadata: tuple[tuple[str, str], ...] = ()) -> None:
+        """Begin the call with this metadata; it waits for the connection."""
         operations = (
-            (cygrpc.SendInitialMetadataOperation((), _NO_FLAGS),),
+            (cygrpc.SendInitialMetadataOperation(metadata, _NO_FLAGS),),
             (cygrpc.ReceiveStatusOnClientOperation(_NO_FLAGS),),
             (cygrpc.ReceiveInitialMetadataOperation(_NO_FLAGS),),
         )

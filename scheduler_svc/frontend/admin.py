@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import msgspec
 
+from scheduler_svc.executor_client.channel import ExecutorAccess
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.profile import profile
 from scheduler_svc.frontend.request.validation import check_request_id, check_tenant
@@ -43,8 +44,11 @@ _STATE_PREFIX = "REQUEST_STATE_"
 class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     """Admin service, which queries the core; the interceptor turns TandemErrors into statuses."""
 
-    def __init__(self, core: CoreClient, *, drain_grace_s: float) -> None:
+    def __init__(
+        self, core: CoreClient, executors: ExecutorAccess, *, drain_grace_s: float
+    ) -> None:
         self._core = core
+        self._executors = executors
         self._drain_grace_s = drain_grace_s
 
     async def GetStats(  # noqa: N802  # named by the proto
@@ -138,7 +142,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         """Stream a trace of the executor's next steps."""
         read_options(request.options)
         executor = decode_executor(await self._core.query("executor"))
-        async for message in profile(executor, request.options):
+        async for message in profile(executor, request.options, self._executors):
             await context.write(message)
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from scheduler_svc.executor_client.channel import CHANNEL_OPTIONS
+from scheduler_svc.executor_client.channel import ExecutorAccess
 from scheduler_svc.ipc.snapshot import ExecutorInUse
 from tandem.admin.v1 import admin_service_pb2 as pb
 from tandem.common.v1.profile_pb2 import ProfileOptions
@@ -24,7 +24,7 @@ _AWAY = (PeerUnavailable, Draining, ExecutorLoading, CallCancelled, DeadlineExce
 
 
 async def profile(
-    executor: ExecutorInUse, options: ProfileOptions
+    executor: ExecutorInUse, options: ProfileOptions, access: ExecutorAccess
 ) -> AsyncIterator[pb.ProfileResponse]:
     """
     Have an executor record its steps, over a separate connection: the step link is not involved.
@@ -38,9 +38,13 @@ async def profile(
     duration_s = read_options(options).duration_s
     if FEATURE not in executor.features:
         raise ProfileUnsupported(f"the executor at {executor.address} cannot record profiles")
-    async with grpc.aio.insecure_channel(executor.address, options=CHANNEL_OPTIONS) as channel:
+    async with access.open_async(executor.address) as channel:
         stub = ExecutorServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
-        call = stub.Profile(ProfileRequest(options=options), timeout=duration_s + AFTER_RECORDING_S)
+        call = stub.Profile(
+            ProfileRequest(options=options),
+            timeout=duration_s + AFTER_RECORDING_S,
+            metadata=access.metadata(),
+        )
         try:
             async for message in call:
                 if message.HasField("progress"):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from scheduler_svc.executor_client.channel import ExecutorAccess
 from scheduler_svc.frontend.admin import AdminServicer
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.health import HealthServicer, publish_health
@@ -28,7 +30,8 @@ from tandem.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from tandem.errors import AddressInUse
 from tandem.inference.v1 import inference_service_pb2, inference_service_pb2_grpc
 from tandem.network.address import host_and_port, is_unix, without_brackets
-from tandem.network.tls import ServerTls, server_credentials
+from tandem.network.tls import server_credentials
+from tandem.network.tls_files import ServerTls, client_tls
 
 INFERENCE = inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 ADMIN = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
@@ -86,7 +89,9 @@ async def start_servers(
     admin_address = None
     if settings.admin_listen is not None:
         admin = _server(settings, health, ADMIN, checking(credentials, Role.OPERATE, admin_tls))
-        servicer = AdminServicer(core, drain_grace_s=settings.drain_grace_s)
+        servicer = AdminServicer(
+            core, _executor_access(settings), drain_grace_s=settings.drain_grace_s
+        )
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
             servicer, admin
         )
@@ -137,6 +142,15 @@ def _server(
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection((service, HEALTH, reflection.SERVICE_NAME), server)
     return server
+
+
+def _executor_access(settings: FrontendSettings) -> ExecutorAccess:
+    paths = (settings.executor_ca, settings.executor_cert, settings.executor_key)
+    token_file = settings.link_token_file
+    return ExecutorAccess(
+        client_tls(*(None if path is None else Path(path) for path in paths)),
+        None if token_file is None else Path(token_file),
+    )
 
 
 def _bind(server: grpc.aio.Server, listen: str, tls: ServerTls | None) -> str:

@@ -32,6 +32,10 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         num_tokenizer_threads: Threads for long prompts and chat templates.
         max_waiting_prompts: Most prompts that may wait for one of these threads.
         security: Encryption and identity of both gRPC ports.
+        executor_ca: File of the CAs of executors' certificates, for profiles; None for plain text.
+        executor_cert: File of the certificate to show to executors.
+        executor_key: File of its key.
+        link_token_file: File of the token to send to executors.
     """
 
     index: int
@@ -52,6 +56,10 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     num_tokenizer_threads: int = 2
     max_waiting_prompts: int = 256
     security: FrontendSecurity = FrontendSecurity()
+    executor_ca: str | None = None
+    executor_cert: str | None = None
+    executor_key: str | None = None
+    link_token_file: str | None = None
 
 
 def parse_settings(argument: str) -> FrontendSettings:

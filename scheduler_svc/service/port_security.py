@@ -9,7 +9,8 @@ from pathlib import Path
 from scheduler_svc.config.frontend_security import FrontendSecurity
 from scheduler_svc.frontend.identity.credentials_file import read_credentials
 from tandem.errors import InvalidConfig
-from tandem.network.tls import ServerTls, expiry
+from tandem.network.tls import expiry
+from tandem.network.tls_files import ServerTls
 from tandem.process.telemetry import warn_where_unprotected
 
 
@@ -34,8 +35,9 @@ def warn_where_open(addresses: Mapping[str, str], security: FrontendSecurity) ->
         tls = ports.get(setting)
         has_tokens = setting in ports and security.tokens_file is not None
         is_authenticated = has_tokens or (tls is not None and tls.requires_client_certificate)
-        if tls is None or not is_authenticated:
-            warn_where_unprotected({setting: address})
+        warn_where_unprotected(
+            {setting: address}, is_encrypted=tls is not None, is_authenticated=is_authenticated
+        )
 
 
 def _check_tls(tls: ServerTls) -> None:

@@ -24,6 +24,7 @@ from typing import NoReturn
 import structlog
 
 from scheduler_svc.config.settings import LoadedSettings, SchedulerSettings
+from scheduler_svc.executor_client.channel import ExecutorAccess
 from scheduler_svc.executor_client.connection import ExecutorConnector
 from scheduler_svc.executor_client.link import ExecutorLink
 from scheduler_svc.executor_client.model_cache import ModelCache
@@ -82,6 +83,8 @@ class Service:
         # Set before anything is created that a signal could leave behind; `run` handles the signal.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        access = ExecutorAccess(self._settings.executor_tls, self._settings.link_token_file)
+        access.warn_where_unprotected(self._settings.executor_addresses)
         self._scratch = ScratchDirectory()
         self._ipc_path = self._scratch.path / CORE_SOCKET
         self._wakeup = Wakeup()
@@ -93,6 +96,7 @@ class Service:
             take_over=self._settings.take_over,
             cache=ModelCache(self._scratch.path / "models"),
             accept=lambda description: loaded.limits_on(description.geometry),
+            access=access,
         )
         self._link = ExecutorLink(connector, wake=self._wakeup.set)
         self._loop = CoreLoop(
@@ -164,6 +168,10 @@ class Service:
                 stall_deadline_s=settings.stall_deadline_s,
                 max_pending_bytes=settings.stream_buffer_bytes,
                 security=security,
+                executor_ca=_text(settings.executor_ca),
+                executor_cert=_text(settings.executor_cert),
+                executor_key=_text(settings.executor_key),
+                link_token_file=_text(settings.link_token_file),
             )
             for index in range(settings.frontends)
         ]
@@ -274,6 +282,10 @@ def scheduler_id(settings: SchedulerSettings) -> SchedulerId:
     where = incarnation if settings.listen.endswith(":0") else settings.listen
     name = settings.scheduler_name or f"{socket.gethostname()}-{where}"
     return SchedulerId(name=name, incarnation=incarnation)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _write_whole(path: Path, text: str) -> None:

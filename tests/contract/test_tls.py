@@ -18,15 +18,8 @@ from cryptography.hazmat.primitives.serialization import (
 from structlog.testing import capture_logs
 
 from tandem.errors import InvalidConfig
-from tandem.network.tls import (
-    ClientCredentials,
-    ClientTls,
-    ServerTls,
-    client_tls,
-    expiry,
-    server_credentials,
-    server_tls,
-)
+from tandem.network.tls import ClientCredentials, expiry, server_credentials
+from tandem.network.tls_files import ClientTls, ServerTls, client_tls, server_tls
 from tests.certificates import Authority
 from tests.one_method_server import OneMethodServer
 
@@ -255,7 +248,7 @@ class TestNewFiles:
             with capture_logs() as logs:
                 assert [before] * 2 == [ssl_certificate_of(address) for _ in range(2)]
 
-        assert ["tls_files_refused"] == [line["event"] for line in logs]
+        assert ["files_refused"] == [line["event"] for line in logs]
         assert "does not belong to the certificate" in logs[0]["message"]
 
     def test_new_client_ca_shuts_out_clients_of_the_old_one(self, ca, tmp_path):

@@ -23,7 +23,7 @@ from scheduler_svc.frontend.rpc_handlers import (
 )
 from tandem.error_codes import PermissionDenied, Unauthenticated
 from tandem.errors import InvalidParameter
-from tandem.network.tls import ServerTls
+from tandem.network.tls_files import ServerTls
 
 
 class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not at run time

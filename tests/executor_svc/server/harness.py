@@ -27,6 +27,7 @@ from tandem.link.results import StepFailed, StepResult
 from tandem.link.scheduler_end import SchedulerEnd
 from tandem.link.session import Attached, Heartbeat
 from tandem.link.slots.slot_state import SlotState
+from tandem.network.link_token import LinkToken
 from tandem.status import from_rpc_error
 from tests import waiting
 from tests.executor_svc.stepping import Row, admission, batch
@@ -113,9 +114,12 @@ def open_request(scheduler_name: str = "one", **fields: object) -> session_pb2.O
 
 
 def start_server(
-    model_dir: Path, *flags: str, hold_loading: threading.Event | None = None
+    model_dir: Path,
+    *flags: str,
+    hold_loading: threading.Event | None = None,
+    connect: Callable[[str], grpc.Channel] = grpc.insecure_channel,
 ) -> RunningServer:
-    """Start on a free port; waits for readiness unless loading is held."""
+    """Start on a free port, to be called by `connect`; waits for readiness unless loading is held."""
     settings = load_settings(
         [
             "--model",
@@ -140,10 +144,16 @@ def start_server(
         return replace(engine, runner=runners[0])
 
     fatal: list[TandemError] = []
-    server = ExecutorServer(load, fatal.append)
+    token_file = settings.settings.link_token_file
+    server = ExecutorServer(
+        load,
+        fatal.append,
+        tls=settings.settings.tls,
+        token=None if token_file is None else LinkToken(token_file),
+    )
     server.listen(settings.settings.listen)
     server.load()
-    running = RunningServer(server, grpc.insecure_channel(server.address), fatal, runners)
+    running = RunningServer(server, connect(server.address), fatal, runners)
     if hold_loading is None:
         wait_until(lambda: bool(fatal) or is_loaded(running))
     return running

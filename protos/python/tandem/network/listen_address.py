@@ -30,6 +30,14 @@ UNPROTECTED = (
     "other machines can reach this address, and nothing on it is authenticated or encrypted: "
     "whoever connects may use the service and read what it sends"
 )
+UNENCRYPTED = (
+    "other machines can reach this address, and nothing on it is encrypted: whoever sees the "
+    "network's traffic can read it, with the tokens in it"
+)
+UNAUTHENTICATED = (
+    "other machines can reach this address, and nothing on it is authenticated: whoever connects "
+    "may use the service"
+)
 MAX_UNIX_PATH_BYTES = 107
 """Longest path of a unix socket: `sun_path` holds 108 bytes with its terminator."""
 
@@ -211,6 +219,23 @@ def reaches_beyond_this_machine(address: str) -> bool:
     except InvalidConfig:
         return False
     return not all(is_loopback(where[0]) for _, where in places)
+
+
+def unprotected(address: str, *, is_encrypted: bool, is_authenticated: bool) -> str | None:
+    """
+    Return a sentence on what a service that listens on an address lacks; None if it lacks nothing,
+    or if no other machine can reach it.
+
+    Args:
+        address: HOST:PORT or unix:PATH.
+        is_encrypted: True if it listens with TLS.
+        is_authenticated: True if it serves only callers with a certificate or a token.
+    """
+    if (is_encrypted and is_authenticated) or not reaches_beyond_this_machine(address):
+        return None
+    if is_encrypted:
+        return UNAUTHENTICATED
+    return UNENCRYPTED if is_authenticated else UNPROTECTED
 
 
 def _resolve(setting: str, host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:

@@ -10,106 +10,17 @@ reason that an operator could read.
 from __future__ import annotations
 
 import ssl
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import grpc
 import structlog
 
 from tandem.errors import InvalidConfig
-
-T = TypeVar("T")
+from tandem.network.newest_files import NewestFiles
+from tandem.network.tls_files import ClientTls, ServerTls
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerTls:
-    """
-    Files of a server's end of TLS, all in PEM format.
-
-    Attributes:
-        certificate: The server's certificate, followed by intermediate ones.
-        key: Private key of the certificate, not encrypted.
-        client_ca: Certificates that sign clients' certificates; every client must then show one.
-            None = clients need none.
-    """
-
-    certificate: Path
-    key: Path
-    client_ca: Path | None = None
-
-    @property
-    def requires_client_certificate(self) -> bool:
-        """True if a client without a certificate of `client_ca` cannot connect."""
-        return self.client_ca is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientTls:
-    """
-    Files of a client's end of TLS, all in PEM format.
-
-    Attributes:
-        ca: Certificates that sign servers' certificates; None = the public ones gRPC comes with.
-        certificate: The client's certificate, followed by intermediate ones; None = no certificate.
-        key: Private key of the certificate, not encrypted; given exactly if `certificate` is.
-    """
-
-    ca: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-
-
-def server_tls(
-    certificate: Path | None, key: Path | None, client_ca: Path | None, *, prefix: str = "tls_"
-) -> ServerTls | None:
-    """
-    Return the files of a service's settings; None if none is set.
-
-    Args:
-        certificate: Setting `tls_cert`.
-        key: Setting `tls_key`.
-        client_ca: Setting `tls_client_ca`.
-        prefix: What the settings' names begin with, for errors.
-
-    Raises:
-        InvalidConfig: Some are set that need others.
-    """
-    if certificate is None and key is None and client_ca is None:
-        return None
-    if certificate is None or key is None:
-        raise InvalidConfig(
-            f"TLS needs {prefix}cert and {prefix}key together"
-            + (f"; {prefix}client_ca alone encrypts nothing" if client_ca else "")
-        )
-    return ServerTls(certificate=certificate, key=key, client_ca=client_ca)
-
-
-def client_tls(
-    ca: Path | None, certificate: Path | None, key: Path | None, *, prefix: str = ""
-) -> ClientTls | None:
-    """
-    Return the files of a client's settings; None if none is set.
-
-    Args:
-        ca: Setting `ca`.
-        certificate: Setting `cert`.
-        key: Setting `key`.
-        prefix: What the settings' names begin with, for errors.
-
-    Raises:
-        InvalidConfig: Certificate and key are not set together.
-    """
-    if ca is None and certificate is None and key is None:
-        return None
-    if (certificate is None) is not (key is None):
-        raise InvalidConfig(f"a client certificate needs {prefix}cert and {prefix}key together")
-    return ClientTls(ca=ca, certificate=certificate, key=key)
 
 
 def server_credentials(files: ServerTls) -> grpc.ServerCredentials:
@@ -122,7 +33,7 @@ def server_credentials(files: ServerTls) -> grpc.ServerCredentials:
             or the certificate has expired or is not valid yet.
     """
     paths = [one for one in (files.certificate, files.key, files.client_ca) if one is not None]
-    newest = _Newest(paths, lambda: _server_configuration(files))
+    newest = NewestFiles(paths, lambda: _server_configuration(files))
     return grpc.dynamic_ssl_server_credentials(
         newest.value,
         newest.changed,  # type: ignore[arg-type]  # the stubs lack None, for "as before"
@@ -139,12 +50,11 @@ class ClientCredentials:
             InvalidConfig: A file cannot be used, as for `server_credentials`.
         """
         paths = [one for one in (files.ca, files.certificate, files.key) if one is not None]
-        self._newest = _Newest(paths, lambda: _channel_credentials(files))
+        self._newest = NewestFiles(paths, lambda: _channel_credentials(files))
 
     def get(self) -> grpc.ChannelCredentials:
         """Return the credentials of the newest usable files."""
-        self._newest.changed()
-        return self._newest.value
+        return self._newest.newest()
 
 
 def expiry(certificate: Path, key: Path, purpose: ssl.Purpose) -> datetime:
@@ -185,46 +95,6 @@ def expiry(certificate: Path, key: Path, purpose: ssl.Purpose) -> datetime:
             f"no TLS handshake succeeds with {certificate} and {key}: {error.reason}"
         ) from error
     return datetime.fromtimestamp(ssl.cert_time_to_seconds(last_valid), UTC)
-
-
-class _Newest(Generic[T]):
-    """
-    Value that is made from files, and made again once one of them has changed. If that fails, the
-    failure is logged once and the value stays. Any thread may call it.
-    """
-
-    def __init__(self, paths: Sequence[Path], make: Callable[[], T]) -> None:
-        self._paths = paths
-        self._make = make
-        self._lock = threading.Lock()
-        self._stamp = self._stamp_now()
-        self.value = make()
-
-    def changed(self) -> T | None:
-        """Return the new value if a file has changed; None if none has, or the change is broken."""
-        with self._lock:
-            stamp = self._stamp_now()
-            if stamp == self._stamp:
-                return None
-            self._stamp = stamp
-            try:
-                self.value = self._make()
-            except InvalidConfig as error:
-                _log.error("tls_files_refused", message=error.message, kept="those before them")
-                return None
-            _log.info("tls_files_reloaded", files=[str(path) for path in self._paths])
-            return self.value
-
-    def _stamp_now(self) -> list[tuple[int, int, int] | None]:
-        return [_stamp(path) for path in self._paths]
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()  # of the file itself: Kubernetes swaps links that lead to it
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _server_configuration(files: ServerTls) -> grpc.ServerCertificateConfiguration:

@@ -11,7 +11,7 @@ from typing import TextIO
 import structlog
 from structlog.typing import EventDict
 
-from tandem.network.listen_address import UNPROTECTED, reaches_beyond_this_machine
+from tandem.network.listen_address import unprotected
 
 
 class LineLogger:
@@ -103,10 +103,16 @@ def _sentence_alone(_log: object, _method: str, event: EventDict) -> EventDict:
     return event
 
 
-def warn_where_unprotected(addresses: Mapping[str, str]) -> None:
-    """Log a warning for each address, by setting, that other machines can reach."""
+def warn_where_unprotected(
+    addresses: Mapping[str, str], *, is_encrypted: bool = False, is_authenticated: bool = False
+) -> None:
+    """
+    Log a warning for each address, by setting, that other machines can reach, unless its calls are
+    encrypted and only callers with a credential are served.
+    """
     for setting, address in addresses.items():
-        if reaches_beyond_this_machine(address):
+        why = unprotected(address, is_encrypted=is_encrypted, is_authenticated=is_authenticated)
+        if why is not None:
             structlog.get_logger().warning(
-                "listening_unprotected", setting=setting, address=address, message=UNPROTECTED
+                "listening_unprotected", setting=setting, address=address, message=why
             )

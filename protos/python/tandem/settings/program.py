@@ -27,7 +27,9 @@ class Program(Generic[S]):
         description: Description of the service, for --help.
         exit_codes: Meanings of its exit codes, for --help.
         env_prefix: Prefix of its environment variables; the rest is a field's name in capitals.
-        foreign_prefixes: Prefixes of variables that begin like its own but belong to others.
+        foreign_prefixes: Prefixes of variables that begin like its own but belong to others, unless
+            the rest is an option of this service.
+        foreign_variables: Variables that begin like its own but belong to others.
         other: The other service, whose options a file for both services may have; values of those
             that are not options of this service as well are ignored.
     """
@@ -38,6 +40,7 @@ class Program(Generic[S]):
     exit_codes: str
     env_prefix: str
     foreign_prefixes: tuple[str, ...] = ()
+    foreign_variables: frozenset[str] = frozenset()
     other: ServiceName | None = None
 
     @property

@@ -121,12 +121,14 @@ def _from_file(path: Path) -> list[_Given]:
 
 def _from_environment(program: Program[S], environ: Mapping[str, str]) -> list[_Given]:
     prefix = program.env_prefix
+    own = {f"{prefix}{name.upper()}" for name in program.schema.model_fields}
     return [
         _Given(variable.removeprefix(prefix).lower(), text, f"environment variable {variable}")
         for variable, text in environ.items()
         if variable.startswith(prefix)
         and variable != f"{prefix}CONFIG"
-        and not variable.startswith(program.foreign_prefixes)
+        and (variable in own or not variable.startswith(program.foreign_prefixes))
+        and variable not in program.foreign_variables
         and not _SET_BY_KUBERNETES.fullmatch(variable.removeprefix(prefix))
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -60,6 +61,8 @@ BufferSizeGb = Annotated[float | None, Gt(0), Le(MAX_GIB)]
 MemFractionStatic = Annotated[float | None, Gt(0), Lt(1)]
 GpuMemoryUtilization = Annotated[float | None, Gt(0), Le(1)]
 SwapSpaceGb = Annotated[float, Ge(0), Le(MAX_GIB)]
+LinkTokenFile = Path | None
+"""File of the token that scheduler and executor share; both have the setting."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["json", "console"]
 

@@ -8,8 +8,13 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from scheduler_svc.executor_client.channel import ExecutorAccess
 from scheduler_svc.executor_client.step_call import CallEnded, StepCall
+from tandem.network.tls import server_credentials
+from tandem.network.tls_files import ClientTls, ServerTls
+from tests.certificates import Authority
 from tests.one_method_server import OneMethodServer
+from tests.waiting import wait_until
 
 DEADLINE_S = 60.0
 METHOD = "/tandem.executor.v1.ExecutorService/Execute"
@@ -167,3 +172,39 @@ class TestEnds:
         call.cancel()
         assert [last] == peer.received
         assert [] == list(call.messages())
+
+
+class TestSecureCall:
+    def test_metadata_crosses_an_encrypted_channel(self, tmp_path):
+        """
+        Over TLS with client certificates a call carries its metadata, and messages as over plain
+        text.
+        """
+        ca = Authority(tmp_path)
+        server, mine = ca.issue("executor"), ca.issue("scheduler")
+        seen: list[str] = []
+
+        def execute(requests: Iterator[bytes], context) -> Iterator[bytes]:
+            seen.extend(
+                value for key, value in context.invocation_metadata() if key == "authorization"
+            )
+            yield from requests
+
+        files = ServerTls(certificate=server.certificate, key=server.key, client_ca=ca.file)
+        serving = OneMethodServer(METHOD, execute, credentials=server_credentials(files))
+        token = tmp_path / "token"
+        token.write_text("a-token-of-enough-characters\n")
+        access = ExecutorAccess(
+            ClientTls(ca=ca.file, certificate=mine.certificate, key=mine.key), token
+        )
+        with access.open(serving.address) as channel:
+            call = StepCall(channel, access.metadata())
+            reader = Reader(call)
+            call.outgoing.put(b"hello")
+            wait_until(lambda: reader.messages, "the answer")
+            call.cancel()
+            reader.end()
+        serving.server.stop(None).wait()
+
+        assert [b"hello"] == reader.messages
+        assert ["Bearer a-token-of-enough-characters"] == seen
