@@ -6,7 +6,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
@@ -133,7 +133,7 @@ class AsyncClient(AsyncConnection):
         concurrency: int = DEFAULT_CONCURRENCY,
         deadline_s: float | None = None,
         **options: Unpack[GenerateOptions],
-    ) -> AsyncIterator[Outcome]:
+    ) -> AsyncGenerator[Outcome]:
         """
         Complete many prompts; arguments, order and errors as in `Client.generate_many`. Cancelling
         the task that iterates cancels what runs.

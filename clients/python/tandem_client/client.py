@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from typing import Any, Self, TypeVar, Unpack
 
@@ -144,7 +144,7 @@ class Client(Connection):
         concurrency: int = DEFAULT_CONCURRENCY,
         deadline_s: float | None = None,
         **options: Unpack[GenerateOptions],
-    ) -> Iterator[Outcome]:
+    ) -> Generator[Outcome]:
         """
         Complete many prompts, several at a time, and yield the outcomes in the prompts' order.
 

@@ -50,6 +50,9 @@ COMMANDS = {
         needs="scheduler_svc",
     ),
     "generate": Entry("generation.generate", "Continue a prompt, and print the text as it comes."),
+    "batch": Entry(
+        "generation.batch", "Complete the prompts of a file, several at a time, into another file."
+    ),
     "chat": Entry("generation.chat", "Talk with the model; it remembers the conversation."),
     "top": Entry("top.command", "Watch what a running server does."),
     "requests": Entry(

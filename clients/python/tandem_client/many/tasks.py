@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
 
 from tandem.errors import TandemError
 from tandem_client.aio_stream import AsyncGenerationStream
@@ -16,7 +16,7 @@ Start = Callable[[Item], AsyncGenerationStream]
 
 async def in_tasks(
     start: Start, prompts: Iterable[Item] | AsyncIterable[Item], concurrency: int
-) -> AsyncIterator[Outcome]:
+) -> AsyncGenerator[Outcome]:
     """Yield the outcome of each prompt, in order; arguments as in `in_threads`."""
     free = asyncio.Semaphore(concurrency)
 

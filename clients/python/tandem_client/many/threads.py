@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from itertools import islice
@@ -56,7 +56,7 @@ class _Running:
             stream.close()
 
 
-def in_threads(start: Start, prompts: Iterable[Item], concurrency: int) -> Iterator[Outcome]:
+def in_threads(start: Start, prompts: Iterable[Item], concurrency: int) -> Generator[Outcome]:
     """
     Yield the outcome of each prompt, in order.
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
 from tandem_client.channel import DEFAULT_ADDRESS
-from tandem_client.cli.generation.output import collect, json_of, write_stream
+from tandem_client.cli.generation.inputs import (
+    LogitBias,
+    biases_of,
+    ids_of,
+    messages_of,
+    prompt_of,
+)
+from tandem_client.cli.generation.output import collect, event_json, json_of, write_stream
 from tandem_client.cli.local_server.own_server import server_at
 from tandem_client.cli.shared import options
 from tandem_client.cli.shared.failures import ExitCode, fail, readable_errors
@@ -51,7 +58,19 @@ def generate(
     echo: Annotated[
         bool, typer.Option("--echo", help="Print the prompt before its continuation.")
     ] = False,
+    messages: Annotated[
+        Path | None,
+        typer.Option(
+            "--messages",
+            metavar="FILE",
+            help="Conversation to answer: a JSON list of messages, or one per line; - is stdin.",
+        ),
+    ] = None,
+    logit_bias: LogitBias = None,
     as_json: options.Json = False,
+    as_lines: Annotated[
+        bool, typer.Option("--ndjson", help="Print each event as a line of JSON, as it comes.")
+    ] = False,
     **asked: object,
 ) -> None:
     """
@@ -63,56 +82,60 @@ def generate(
         "GenerateOptions",
         {name: value for name, value in asked.items() if value is not None and value is not False},
     )
-    text = None
-    if token_ids is None:
-        text = _prompt_of(prompt or [])
-        if chat:
-            arguments["messages"] = [{"role": "user", "content": text}]
-    elif prompt or chat or echo:
-        raise fail("--token-ids stands instead of a prompt, --chat and --echo", ExitCode.USAGE)
-    else:
-        arguments["token_ids"] = _ids_of(token_ids)
+    if logit_bias:
+        arguments["logit_bias"] = biases_of(logit_bias)
+    text = _set_prompt(arguments, prompt or [], token_ids, messages, is_chat=chat, is_echo=echo)
     if changes_both(arguments):
         say(BOTH_CHANGED)
     with (
         server_at(address, up) as where,
         Client(where, retry=options.stream_retry(up)) as client,
-        client.generate(None if chat else text, deadline_s=deadline_s, **arguments) as stream,
+        client.generate(text, deadline_s=deadline_s, **arguments) as stream,
     ):
+        if as_lines:
+            for event in stream:
+                write(f"{json.dumps(event_json(event))}\n")
+            return
         events = told(stream, where)
         if as_json:
             typer.echo(json.dumps(json_of(collect(stream, events))))
             return
         if echo:
             write(text or "")
-        several = (arguments.get("n") or 1) > 1
         write_stream(
             stream,
             events,
-            several=several,
+            several=(arguments.get("n") or 1) > 1,
             with_logprobs="logprobs" in arguments,
             as_ids=token_ids is not None and not _has_text(client, where, deadline_s),
         )
 
 
-def _prompt_of(arguments: Sequence[str]) -> str:
-    """Return the prompt, joined with the text of stdin if that is asked for."""
-    if len(arguments) > 2 or (len(arguments) == 2 and arguments[1] != "-"):
-        raise fail('give one prompt, in quotation marks: tandem generate "..."', ExitCode.USAGE)
-    if not arguments and sys.stdin.isatty():
-        raise fail('give a prompt: tandem generate "..."', ExitCode.USAGE)
-    if not arguments:
-        return sys.stdin.read()
-    return "\n\n".join(sys.stdin.read() if one == "-" else one for one in arguments)
-
-
-def _ids_of(text: str) -> list[int]:
-    """Parse token ids that are separated by commas."""
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        line = f"--token-ids takes whole numbers with commas between them, as 1,2,3, got {text!r}"
-        raise fail(line, ExitCode.USAGE) from None
+def _set_prompt(
+    arguments: GenerateOptions,
+    prompt: Sequence[str],
+    token_ids: str | None,
+    messages: Path | None,
+    *,
+    is_chat: bool,
+    is_echo: bool,
+) -> str | None:
+    """Set what the request generates from, or return its text if it is a plain prompt."""
+    if token_ids is not None and (prompt or is_chat or is_echo or messages):
+        line = "--token-ids stands instead of a prompt, --messages, --chat and --echo"
+        raise fail(line, ExitCode.USAGE)
+    if messages is not None and (prompt or is_chat or is_echo):
+        raise fail("--messages stands instead of a prompt, --chat and --echo", ExitCode.USAGE)
+    if token_ids is not None:
+        arguments["token_ids"] = ids_of(token_ids)
+    elif messages is not None:
+        arguments["messages"] = messages_of(messages)
+    else:
+        text = prompt_of(prompt)
+        if not is_chat:
+            return text
+        arguments["messages"] = [{"role": "user", "content": text}]
+    return None
 
 
 def _has_text(client: Client, address: str, deadline_s: float | None) -> bool:

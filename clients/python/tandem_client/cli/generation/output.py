@@ -109,16 +109,29 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+def event_json(event: Event) -> dict[str, Any]:
+    """Return an event for JSON, with its kind as `event`."""
+    content = dataclasses.asdict(event)
+    if "reason" in content:
+        content["reason"] = content["reason"].name
+    _make_finite(content.get("logprobs", ()))
+    return {"event": type(event).__name__.lower(), **content}
+
+
 def json_of(completion: Completion) -> dict[str, Any]:
     """Return a completion for JSON; the fields of choice 0 are also beside those of the request."""
     content = dataclasses.asdict(completion)
     for choice in content["choices"]:
         choice["reason"] = choice["reason"].name
-        for one in choice["logprobs"]:
-            one["logprob"] = _finite(one["logprob"])
-            one["top"] = [(token_id, _finite(logprob)) for token_id, logprob in one["top"]]
+        _make_finite(choice["logprobs"])
     first = {name: value for name, value in content["choices"][0].items() if name != "choice"}
     return {"request_id": content.pop("request_id"), **first, **content}
+
+
+def _make_finite(logprobs: Iterable[dict[str, Any]]) -> None:
+    for one in logprobs:
+        one["logprob"] = _finite(one["logprob"])
+        one["top"] = [(token_id, _finite(logprob)) for token_id, logprob in one["top"]]
 
 
 def _finite(logprob: float) -> float | None:
