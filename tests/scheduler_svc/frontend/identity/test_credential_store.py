@@ -54,7 +54,7 @@ class TestReload:
             for _ in range(3):
                 clock.now_s += LOOK_INTERVAL_S
                 assert [True, True] == known(store)
-        assert ["tokens_file_refused"] == [line["event"] for line in logs]
+        assert ["files_refused"] == [line["event"] for line in logs]
         write_file(tmp_path, credentials()[:1])
         clock.now_s += LOOK_INTERVAL_S
         assert [True, False] == known(store)

@@ -2,7 +2,8 @@
 Flags of the services that `tandem up` takes and passes on unchanged: the services check them.
 
 They are all options of the services (`tandem.settings.options`) but for those that `tandem up`
-decides itself.
+decides itself, and those of encryption and identity: it starts everything on one machine and calls
+it without certificates and tokens. Services on a network are started by themselves.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _flags() -> dict[str, ServiceFlag]:
     flags: dict[str, ServiceFlag] = {}
     for service in (EXECUTOR, SCHEDULER):
         for option in options_of(service):
-            if option.name in DECIDED[service]:
+            if option.name in DECIDED[service] or option.group is Group.SECURITY:
                 continue
             known = flags.get(option.name)
             flags[option.name] = (

@@ -22,18 +22,24 @@ DECIDED_BY_UP = {"model", "executor", "take_over", "drain_grace_s", "dry_run", "
 def options_within_reach(service):
     """Return the options of a service that can be given to `tandem up`."""
     ours = {*DECIDED_BY_UP, *(["listen"] if service == EXECUTOR else [])}
-    return [option for option in options_of(service) if option.name not in ours]
+    return [
+        option
+        for option in options_of(service)
+        if option.name not in ours and option.group is not Group.SECURITY
+    ]
 
 
 class TestTable:
     @pytest.mark.parametrize("service", [SCHEDULER, EXECUTOR])
     def test_every_setting_is_within_reach(self, service):
         """
-        Every setting of a service can be given to `tandem up`, but for what it decides itself.
+        Every setting of a service can be given to `tandem up`, but for what it decides itself, and
+        for encryption and identity, which services on one machine do without.
         """
         fields = {name for name, field in TAKEN[service].model_fields.items() if not field.exclude}
         reached = {name for name, flag in FLAGS.items() if service in flag.services}
-        ours = {*DECIDED_BY_UP, *(["listen"] if service == EXECUTOR else [])}
+        security = {one.name for one in options_of(service) if one.group is Group.SECURITY}
+        ours = {*DECIDED_BY_UP, *security, *(["listen"] if service == EXECUTOR else [])}
         assert fields - ours == reached
 
     @pytest.mark.parametrize("service", [SCHEDULER, EXECUTOR])
@@ -54,7 +60,8 @@ class TestTable:
         Help lists the flags group by group, in the order in which the groups are declared.
         """
         groups = [flag.option.group for flag in FLAGS.values()]
-        assert list(Group) == list(dict.fromkeys(groups))
+        expected = [group for group in Group if group is not Group.SECURITY]
+        assert expected == list(dict.fromkeys(groups))
         assert sorted(groups, key=list(Group).index) == groups
 
     def test_values_become_arguments(self):
