@@ -35,6 +35,17 @@ Prompt = Annotated[
         show_default=False,
     ),
 ]
+Messages = Annotated[
+    Path | None,
+    typer.Option(
+        "--messages",
+        metavar="FILE",
+        help="Conversation to answer: a JSON list of messages, or one per line; - is stdin.",
+    ),
+]
+AsLines = Annotated[
+    bool, typer.Option("--ndjson", help="Print each event as a line of JSON, as it comes.")
+]
 Deadline = Annotated[
     float | None, typer.Option("--deadline-s", help="Seconds after which the command fails.")
 ]
@@ -58,19 +69,10 @@ def generate(
     echo: Annotated[
         bool, typer.Option("--echo", help="Print the prompt before its continuation.")
     ] = False,
-    messages: Annotated[
-        Path | None,
-        typer.Option(
-            "--messages",
-            metavar="FILE",
-            help="Conversation to answer: a JSON list of messages, or one per line; - is stdin.",
-        ),
-    ] = None,
+    messages: Messages = None,
     logit_bias: LogitBias = None,
     as_json: options.Json = False,
-    as_lines: Annotated[
-        bool, typer.Option("--ndjson", help="Print each event as a line of JSON, as it comes.")
-    ] = False,
+    as_lines: AsLines = False,
     **asked: object,
 ) -> None:
     """

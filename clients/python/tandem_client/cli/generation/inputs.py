@@ -1,4 +1,4 @@
-"""What a command generates from: prompts, conversations, ids and biases, as users write them."""
+"""Inputs of generations as users write them: prompts, conversations, ids and biases."""
 
 from __future__ import annotations
 

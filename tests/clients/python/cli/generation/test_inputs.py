@@ -1,4 +1,4 @@
-"""What `tandem generate` generates from, and its output as lines of JSON."""
+"""Inputs of `tandem generate`, and its output as lines of JSON."""
 
 from __future__ import annotations
 
