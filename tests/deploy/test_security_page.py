@@ -1,0 +1,44 @@
+"""The page on security: its file of credentials and its options are those of the services."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from scheduler_svc.frontend.identity.credentials_file import read_credentials
+from tandem.bearer_token import token_hash
+from tandem.settings.options import flag_of, keys_of
+
+PAGE = Path(__file__).parents[2] / "deploy/security.md"
+OF_COMMANDS = {"--tenant", "--role", "--highest-priority"}
+"""Flags of `tandem token`, which the page names too."""
+
+
+@pytest.fixture
+def text() -> str:
+    return PAGE.read_text()
+
+
+def test_file_of_credentials_can_be_used(tmp_path, text):
+    """
+    The example of a tokens file is one that a service takes, with the identities it tells of.
+    """
+    path = tmp_path / "tokens.toml"
+    path.write_text(re.search(r"```toml\n(.*?)```", text, re.DOTALL)[1])
+    table = read_credentials(path)
+    search, batch = table.of_token("test"), table.of_certificate(["batch.internal.example"])
+    assert token_hash("test") in path.read_text()
+    assert ("search", 0) == (search.identity.tenant, search.identity.highest_priority)
+    assert ("search", 5) == (batch.identity.tenant, batch.identity.highest_priority)
+    assert 64 == search.limits_of("search").max_requests
+
+
+def test_options_are_those_of_the_scheduler(text):
+    """
+    Every flag that the page names is one of the scheduler or of `tandem token`.
+    """
+    named = {*re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)}
+    known = {flag_of(name) for name in keys_of("scheduler")}
+    assert named - OF_COMMANDS <= known
