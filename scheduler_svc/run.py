@@ -30,6 +30,9 @@ def run(argv: Sequence[str]) -> int:
     loaded = load_settings(argv, os.environ)
     settings = loaded.settings
     if settings.dry_run:
+        from scheduler_svc.service.port_security import check_files  # noqa: PLC0415  # imports gRPC
+
+        check_files(settings.frontend_security())
         show = as_json if settings.log_format == "json" else as_text
         sys.stdout.write(show(forecast(loaded)))
         return EXIT_DONE

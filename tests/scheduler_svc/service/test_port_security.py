@@ -124,12 +124,13 @@ def start(folder: Path, *flags: str) -> subprocess.Popen:
 
 
 class TestService:
-    def test_wrong_tokens_file_is_one_line_and_exit_code_2(self, tmp_path):
+    @pytest.mark.parametrize("flags", [(), ("--dry-run",)], ids=["start", "dry-run"])
+    def test_wrong_tokens_file_is_one_line_and_exit_code_2(self, tmp_path, flags):
         """
         A tokens file that cannot be used is named in one line, and no frontend is started.
         """
         path = tmp_path / "tokens.toml"
-        process = start(tmp_path, "--tokens-file", str(path))
+        process = start(tmp_path, "--tokens-file", str(path), *flags)
         _, stderr = process.communicate(timeout=DEADLINE_S)
         expected = f"INVALID_CONFIG: the tokens file {path}: cannot be read: No such file"
         assert expected in stderr
