@@ -111,7 +111,25 @@ class SchedulerSettings(
 
     frontends: int = Field(1, ge=1, le=64, description="frontend processes that share --listen")
     max_message_bytes: int = Field(
-        16 * 1024 * 1024, ge=65_536, description="largest request message a client may send, bytes"
+        4 * 1024 * 1024,
+        ge=65_536,
+        description="largest request message a client may send, bytes; 4 for each token id of "
+        "prompt and resumed outputs, so that the default holds a million",
+    )
+    max_streams_per_connection: int = Field(
+        1024, ge=1, description="most calls at a time on one connection; a client holds back more"
+    )
+    max_connection_age_s: float | None = Field(
+        None,
+        gt=0,
+        description="seconds after which a connection takes no more calls, so that clients connect "
+        "anew, to other servers behind a balancer; default: no limit",
+    )
+    max_connection_age_grace_s: float = Field(
+        600.0,
+        ge=0,
+        description="seconds that the calls of such a connection may go on; then they break, and "
+        "clients resume them",
     )
     stall_deadline_s: float = Field(
         60.0,

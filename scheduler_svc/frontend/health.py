@@ -18,6 +18,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from scheduler_svc.frontend.core_client import CoreClient
 
 LIVE, READY, PROGRESS = "", "tandem.ready", "tandem.progress"
+MAX_SHOWN_CHARS = 100
+"""Most characters of an unknown name that its refusal repeats."""
 
 Response = health_pb2.HealthCheckResponse
 
@@ -47,9 +49,10 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # u
     ) -> health_pb2.HealthCheckResponse:
         """Answer at once; NOT_FOUND for an unknown name, as the protocol says."""
         if request.service not in self._serving:
+            shown = request.service[:MAX_SHOWN_CHARS]
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
-                f"no health name {request.service!r}; known: {sorted(self._serving)}",
+                f"no health name {shown!r}; known: {sorted(self._serving)}",
             )
         return Response(status=self._status(request.service))
 

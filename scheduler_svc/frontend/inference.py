@@ -13,6 +13,7 @@ import structlog
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.request.requests import default_params, prepare_request
+from scheduler_svc.frontend.request.validation import MAX_REQUEST_ID_CHARS
 from scheduler_svc.frontend.stream.delta import OutputDelta, encode_response, logprobs_of
 from scheduler_svc.frontend.stream.inbox import Received, StreamInbox
 from scheduler_svc.frontend.stream.stream import Message, stream_messages
@@ -98,7 +99,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[tuple[StreamInbox, AsyncGenerator[Message, None]]]:
         """Yield a request's inbox and messages; leaving the block early cancels it in the core."""
         arrival_s = self._clock()
-        if request.request_id.isprintable():
+        if len(request.request_id) <= MAX_REQUEST_ID_CHARS and request.request_id.isprintable():
             structlog.contextvars.bind_contextvars(request_id=request.request_id)
         loaded = await self._core.served.get()
         prepared = await prepare_request(request, loaded, self._threads, now_s=arrival_s)

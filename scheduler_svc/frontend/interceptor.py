@@ -1,15 +1,14 @@
-"""Outermost layer of every call: errors become typed statuses, undecodable requests an error."""
+"""Outermost layer of every call: requests are decoded, and errors become typed statuses."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import structlog
-from google.protobuf.message import DecodeError
 
+from scheduler_svc.frontend.intake.decoding import MessageIntake
 from scheduler_svc.frontend.rpc_handlers import (
     Context,
     Handler,
@@ -17,7 +16,7 @@ from scheduler_svc.frontend.rpc_handlers import (
     serve,
     with_behavior,
 )
-from tandem.errors import InternalError, InvalidParameter, TandemError
+from tandem.errors import InternalError, TandemError
 from tandem.status import to_grpc_status
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -26,15 +25,19 @@ MAX_MESSAGE_BYTES = 600
 """Limit of an error's text, which may quote a client; trailers must stay under 8 KiB."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Garbage:
-    """Placeholder for a request that could not be decoded."""
-
-    method: str
-
-
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not at run time
-    """Maps a TandemError to its status; other exceptions are bugs: logged, and INTERNAL."""
+    """
+    Maps a TandemError to its status; other exceptions are bugs: logged, and INTERNAL. Requests
+    reach it as bytes, so that it bounds what is decoded.
+    """
+
+    def __init__(self, intake: MessageIntake | None = None) -> None:
+        """
+        Args:
+            intake: Decoder of requests, the same for all servers of a process; None for one of its
+                own.
+        """
+        self._intake = intake or MessageIntake()
 
     async def intercept_service(
         self,
@@ -48,19 +51,29 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         method = handler_call_details.method
         return with_behavior(
             handler,
-            _guarded(handler, method),
-            decode=_tolerant(handler.request_deserializer, method),
+            _guarded(handler, method, self._intake),
+            decode=_undecoded,
             encode=_unless_serialized(handler.response_serializer),
         )
 
 
-def _guarded(handler: Handler, method: str) -> Callable[[Any, Context], Awaitable[object]]:
-    behavior = behavior_of(handler)
+def _guarded(
+    handler: Handler, method: str, intake: MessageIntake
+) -> Callable[[Any, Context], Awaitable[object]]:
+    behavior, decode = behavior_of(handler), handler.request_deserializer
+
+    async def decoded(raw: bytes) -> object:
+        return raw if decode is None else await intake.decode(raw, decode, method)
+
+    async def each_decoded(requests: AsyncIterator[bytes]) -> AsyncIterator[object]:
+        async for raw in requests:
+            yield await decoded(raw)
 
     async def respond(request: Any, context: Context) -> object:
         try:
-            checked = _each_checked(request) if handler.request_streaming else _checked(request)
-            return await serve(behavior, checked, context)
+            if handler.request_streaming:
+                return await serve(behavior, each_decoded(request), context)
+            return await serve(behavior, await decoded(request), context)
         except TandemError as error:
             _log.info("call_failed", method=method, reason=error.reason, field=error.field)
             await _abort(context, error)
@@ -80,31 +93,8 @@ def _guarded(handler: Handler, method: str) -> Callable[[Any, Context], Awaitabl
     return respond
 
 
-async def _each_checked(requests: AsyncIterator[object]) -> AsyncIterator[object]:
-    async for request in requests:
-        yield _checked(request)
-
-
-def _checked(request: object) -> object:
-    if isinstance(request, _Garbage):
-        raise _undecodable(request)
-    return request
-
-
-def _tolerant(
-    decode: Callable[[bytes], object] | None, method: str
-) -> Callable[[bytes], object] | None:
-    """Return a decoder that returns _Garbage at a failure: gRPC would answer a bare INTERNAL."""
-    if decode is None:  # the handler takes bytes
-        return None
-
-    def decode_or_mark(raw: bytes) -> object:
-        try:
-            return decode(raw)
-        except (DecodeError, ValueError):
-            return _Garbage(method)
-
-    return decode_or_mark
+def _undecoded(raw: bytes) -> bytes:
+    return raw
 
 
 def _unless_serialized(
@@ -118,14 +108,6 @@ def _unless_serialized(
         return response if isinstance(response, bytes) else encode(response)
 
     return encode_or_pass
-
-
-def _undecodable(garbage: _Garbage) -> TandemError:
-    return InvalidParameter(
-        f"the request bytes are not a valid message for {garbage.method}; "
-        "send protobuf of this contract, with UTF-8 in all strings",
-        field="",
-    )
 
 
 async def _abort(context: Context, error: TandemError) -> None:

@@ -17,11 +17,12 @@ from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.health import HealthServicer, publish_health
 from scheduler_svc.frontend.identity.identity import Role
 from scheduler_svc.frontend.identity.interceptor import (
-    IdentityInterceptor,
     checking,
     open_credentials,
 )
 from scheduler_svc.frontend.inference import InferenceServicer
+from scheduler_svc.frontend.intake.decoding import MessageIntake
+from scheduler_svc.frontend.intake.grpc_options import server_options
 from scheduler_svc.frontend.interceptor import ErrorInterceptor
 from scheduler_svc.frontend.metrics_http import serve_metrics
 from scheduler_svc.frontend.text.tokenizer_threads import TokenizerThreads
@@ -69,6 +70,7 @@ async def start_servers(
         AddressInUse: One of them cannot be bound.
         InvalidConfig: One of them is not host:port, or a file of their security cannot be used.
     """
+    errors = ErrorInterceptor(MessageIntake())
     health = HealthServicer()
     publish_health(core, health, (INFERENCE, ADMIN))
     threads = TokenizerThreads(
@@ -78,7 +80,8 @@ async def start_servers(
     security = settings.security
     public_tls, admin_tls = security.public_tls(), security.admin_tls()
     credentials = open_credentials(security, clock)
-    public = _server(settings, health, INFERENCE, checking(credentials, Role.GENERATE, public_tls))
+    checks = checking(credentials, Role.GENERATE, public_tls)
+    public = _server(settings, health, INFERENCE, (errors, *checks))
     inference = InferenceServicer(core, threads, clock)
     inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
         inference, public
@@ -88,7 +91,8 @@ async def start_servers(
     admin: grpc.aio.Server | None = None
     admin_address = None
     if settings.admin_listen is not None:
-        admin = _server(settings, health, ADMIN, checking(credentials, Role.OPERATE, admin_tls))
+        checks = checking(credentials, Role.OPERATE, admin_tls)
+        admin = _server(settings, health, ADMIN, (errors, *checks))
         servicer = AdminServicer(
             core, _executor_access(settings), drain_grace_s=settings.drain_grace_s
         )
@@ -120,25 +124,9 @@ def _server(
     settings: FrontendSettings,
     health: HealthServicer,
     service: str,
-    checks: Sequence[IdentityInterceptor],
+    interceptors: Sequence[grpc.aio.ServerInterceptor],  # type: ignore[type-arg]  # not at run time
 ) -> grpc.aio.Server:
-    server = grpc.aio.server(
-        interceptors=(ErrorInterceptor(), *checks),
-        options=(
-            ("grpc.max_receive_message_length", settings.max_message_bytes),
-            ("grpc.max_send_message_length", -1),
-            ("grpc.so_reuseport", int(settings.share_port)),
-            # Clients behind balancers ping often. A silent client is pinged, so that one that
-            # vanished is noticed and its requests end.
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.keepalive_time_ms", 60_000),
-            ("grpc.keepalive_timeout_ms", 20_000),
-            # The wait for a ping's answer is bounded by this option, which is a minute unless set.
-            ("grpc.http2.ping_timeout_ms", 20_000),
-            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-            ("grpc.http2.max_ping_strikes", 0),
-        ),
-    )
+    server = grpc.aio.server(interceptors=interceptors, options=server_options(settings))
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection((service, HEALTH, reflection.SERVICE_NAME), server)
     return server

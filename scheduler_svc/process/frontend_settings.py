@@ -23,6 +23,10 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         log_level: "debug", "info", "warning" or "error".
         log_format: "json" or "console".
         max_message_bytes: Largest request message accepted.
+        max_streams_per_connection: Most calls at a time on one connection; clients hold back more.
+        max_connection_age_s: Age, in seconds, at which a connection takes no more calls; None for
+            no limit.
+        max_connection_age_grace_s: Seconds that its calls may go on then.
         drain_grace_s: Seconds that `Drain` waits where the call does not say.
         progress_interval_s: Longest silence of a stream, in seconds, before a Progress is repeated.
         stall_deadline_s: Most seconds that a message may wait for a client that does not read.
@@ -46,7 +50,10 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     share_port: bool = False
     log_level: str = "info"
     log_format: str = "console"
-    max_message_bytes: int = 64 * 1024 * 1024
+    max_message_bytes: int = 4 * 1024 * 1024
+    max_streams_per_connection: int = 1024
+    max_connection_age_s: float | None = None
+    max_connection_age_grace_s: float = 600.0
     drain_grace_s: float = 30.0
     progress_interval_s: float = 3.0
     stall_deadline_s: float = 60.0

@@ -1,0 +1,1 @@
+"""Intake of messages: what gRPC may hold, and what is decoded of it, with bounds on both."""
