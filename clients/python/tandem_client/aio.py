@@ -26,6 +26,7 @@ from tandem_client.many import (
     options_of,
 )
 from tandem_client.many.tasks import in_tasks
+from tandem_client.names import suggests_names
 from tandem_client.params import GenerateOptions
 from tandem_client.request import build_request
 from tandem_client.resume import complete_request
@@ -95,6 +96,7 @@ class AsyncConnection(BaseConnection):
             await asyncio.sleep(wait_s)
 
 
+@suggests_names
 class AsyncClient(AsyncConnection):
     """
     A client like `Client`, for one event loop: it connects in the loop of its first call.

@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 
 from tandem.network.address import check_server_address, names_this_machine
+from tandem_client.names import suggests_names
 from tandem_client.retry import RetryPolicy
 
 Call = TypeVar("Call")
@@ -27,6 +28,7 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
 
 
+@suggests_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelOptions:
     """
@@ -97,6 +99,7 @@ class ChannelOptions:
         )
 
 
+@suggests_names
 class BaseConnection:
     """
     Common part of connections for threads and for asyncio.

@@ -24,6 +24,7 @@ from tandem_client.many import (
     options_of,
 )
 from tandem_client.many.threads import in_threads
+from tandem_client.names import suggests_names
 from tandem_client.params import GenerateOptions
 from tandem_client.request import build_request
 from tandem_client.resume import complete_request
@@ -78,6 +79,7 @@ class Connection(BaseConnection):
             time.sleep(wait_s)
 
 
+@suggests_names
 class Client(Connection):
     """
     A connection to one Tandem server; safe to share between threads. Every failure is a

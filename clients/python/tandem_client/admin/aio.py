@@ -22,9 +22,11 @@ from tandem_client.admin.requests import (
 )
 from tandem_client.aio import AsyncConnection
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS, ChannelOptions
+from tandem_client.names import suggests_names
 from tandem_client.retry import RetryPolicy
 
 
+@suggests_names
 class AsyncAdminClient(AsyncConnection):
     """
     A client like `AdminClient`, for one event loop: it connects in the loop of its first call.

@@ -25,6 +25,7 @@ from tandem_client.admin.requests import (
 )
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS, ChannelOptions
 from tandem_client.client import Connection
+from tandem_client.names import suggests_names
 from tandem_client.retry import RetryPolicy
 
 Stats = GetStatsResponse
@@ -48,6 +49,7 @@ def settings_from_proto(response: admin.GetConfigResponse) -> list[Setting]:
     ]
 
 
+@suggests_names
 class AdminClient(Connection):
     """A connection to the admin port of one Tandem server; safe to share between threads."""
 

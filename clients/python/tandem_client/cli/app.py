@@ -55,8 +55,13 @@ COMMANDS = {
     ),
     "chat": Entry("generation.chat", "Talk with the model; it remembers the conversation."),
     "top": Entry("top.command", "Watch what a running server does."),
+    "models": Entry("operation.models", "List the models that a running server serves."),
+    "show": Entry("operation.models", "Show a served model with its limits."),
     "requests": Entry(
         "operation.requests", "List the requests in the system, or the events of one."
+    ),
+    "abort": Entry(
+        "operation.abort", "End live requests; their streams keep the output produced so far."
     ),
     "profile": Entry("operation.profile", "Record a trace of the executor's next steps."),
     "doctor": Entry("doctor", "Check this machine, and a server if one is running."),

@@ -1,0 +1,67 @@
+"""`tandem models` and `tandem show`: what a running server serves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import typer
+
+from tandem_client.channel import DEFAULT_ADDRESS
+from tandem_client.cli.operation.requests import print_table
+from tandem_client.cli.shared import options
+from tandem_client.cli.shared.failures import readable_errors
+from tandem_client.cli.shared.waiting import Waits, no_answer
+from tandem_client.client import Client
+from tandem_client.events import Model
+
+_COLUMNS = ("name", "revision", "architecture", "dtype", "max_model_len", "vocab_size")
+
+
+@readable_errors
+def models(*, address: options.Address = DEFAULT_ADDRESS, as_json: options.Json = False) -> None:
+    """
+    List the models that a running server serves.
+    """
+    found = [_model_at(address)]
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(one) for one in found]))
+        return
+    print_table(_COLUMNS, [[str(getattr(one, name)) for name in _COLUMNS] for one in found])
+
+
+@readable_errors
+def show(*, address: options.Address = DEFAULT_ADDRESS, as_json: options.Json = False) -> None:
+    """
+    Show a served model with its limits, and the parameters of a request that sets none.
+    """
+    described = dataclasses.asdict(_model_at(address))
+    # The server draws a seed for each request.
+    described["default_params"].pop("seed")
+    if as_json:
+        typer.echo(json.dumps(described))
+        return
+    for name, value in _flat(described):
+        typer.echo(f"{name}: {_shown(value)}")
+
+
+def _model_at(address: str) -> Model:
+    with Client(address, retry=options.RETRY) as client, Waits(no_answer(address)):
+        return client.get_model()
+
+
+def _flat(described: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield names and values, those of inner values with the name of the outer one before them."""
+    for name, value in described.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
