@@ -21,8 +21,10 @@ from tandem.errors import TandemError
 from tandem_openai_gateway.answering import Answering, Endpoint, metadata_of
 from tandem_openai_gateway.answers.chat import ChatFormat
 from tandem_openai_gateway.answers.completion import CompletionFormat
+from tandem_openai_gateway.answers.responses import ResponsesFormat
 from tandem_openai_gateway.api.chat import read_chat
 from tandem_openai_gateway.api.completion import read_completion
+from tandem_openai_gateway.api.responses import read_responses
 from tandem_openai_gateway.client_left import ClientLeft
 from tandem_openai_gateway.envelope import (
     Envelope,
@@ -43,6 +45,7 @@ from tandem_openai_gateway.upstream import Model
 ENDPOINTS = {
     "/v1/chat/completions": Endpoint(read=read_chat, form=ChatFormat),
     "/v1/completions": Endpoint(read=read_completion, form=CompletionFormat),
+    "/v1/responses": Endpoint(read=read_responses, form=ResponsesFormat),
 }
 LEFT = 499
 """Status of a request whose client left before it was accepted, as nginx has it."""

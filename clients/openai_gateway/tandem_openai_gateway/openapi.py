@@ -9,13 +9,16 @@ import msgspec
 
 from tandem_openai_gateway.answers.chat import ChatCompletion
 from tandem_openai_gateway.answers.completion import CompletionBody
+from tandem_openai_gateway.answers.responses import ResponseBody
 from tandem_openai_gateway.api.chat import ChatFields
 from tandem_openai_gateway.api.completion import CompletionFields
+from tandem_openai_gateway.api.responses import ResponsesFields
 from tandem_openai_gateway.errors import ErrorAnswer
 
 GENERATING: tuple[tuple[str, type[msgspec.Struct], type[msgspec.Struct]], ...] = (
     ("/v1/chat/completions", ChatFields, ChatCompletion),
     ("/v1/completions", CompletionFields, CompletionBody),
+    ("/v1/responses", ResponsesFields, ResponseBody),
 )
 """Path, body of the request and body of the answer of each endpoint that generates."""
 READING = ("/v1/models", "/health")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -37,14 +36,21 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 class TryAllAtOnce(RetryPolicy):
     """
-    Policy that tries an unaccepted call at another scheduler without a wait, and leaves it to the
-    HTTP client to come again when all have refused. A stream that broke is resumed as ever.
+    Policy that tries all schedulers without a wait. When all have refused a call, it is left to the
+    HTTP client to come again; a stream that broke is tried again after waits, as ever.
     """
 
     def delay_s(self, error: TandemError, num_failures: int, jitter: float) -> float | None:
         """Return 0 while a scheduler is left to be tried, else None; arguments as in the base."""
         del jitter
         return 0.0 if num_failures < self.max_attempts and is_transient(error) else None
+
+    def resume_delay_s(
+        self, error: TandemError, num_failures: int, broken_s: float, jitter: float
+    ) -> float | None:
+        """Return 0 while a scheduler is left to be tried, else as the base."""
+        delay = super().resume_delay_s(error, num_failures, broken_s, jitter)
+        return 0.0 if delay is not None and num_failures < self.max_attempts else delay
 
 
 class Scheduler:
@@ -110,9 +116,14 @@ class Schedulers:
         """
         chosen = ChannelOptions() if options is None else options
         self._all = [Scheduler(address, chosen) for address in addresses]
-        self._policy = TryAllAtOnce(
-            max_attempts=len(self._all), on_break=lambda _error, _wait_s: on_resume()
-        )
+
+        def on_break(error: TandemError, wait_s: float) -> None:
+            _log.info(
+                "stream_broke", reason=error.reason, why=error.message, wait_s=round(wait_s, 3)
+            )
+            on_resume()
+
+        self._policy = TryAllAtOnce(max_attempts=len(self._all), on_break=on_break)
         self._turn = 0
 
     @property
@@ -129,10 +140,10 @@ class Schedulers:
         self, request: inference.GenerateRequest, metadata: Metadata
     ) -> AsyncGenerationStream:
         """Stream one completion; each of its calls goes to the scheduler that is next then."""
-        calls: Counter[str] = Counter()
+        tried: dict[str, int] = {}
 
         def start_call(message: inference.GenerateRequest, timeout_s: float | None) -> Any:
-            scheduler = self._next(calls)
+            scheduler = self._next(tried)
             return scheduler.stub.Generate(message, timeout=timeout_s, metadata=metadata)
 
         return AsyncGenerationStream(start_call, request, self._policy, None)
@@ -157,25 +168,28 @@ class Schedulers:
 
     async def _call(self, method: Callable[[Any], Awaitable[Answer]]) -> Answer:
         """Call a method of one scheduler, and of the next ones while it is unavailable."""
-        calls: Counter[str] = Counter()
+        tried: dict[str, int] = {}
         while True:
-            scheduler = self._next(calls)
+            scheduler = self._next(tried)
             try:
                 return await method(scheduler.stub)
             except grpc.RpcError as failure:
                 error = from_rpc_error(failure)
-                if not is_transient(error) or calls.total() >= len(self._all):
+                if not is_transient(error) or max(tried.values()) >= len(self._all):
                     raise error from None
 
-    def _next(self, calls: Counter[str]) -> Scheduler:
+    def _next(self, tried: dict[str, int]) -> Scheduler:
         """
-        Choose a scheduler for a call in turn, among those that got least of `calls`, which it is
-        added to: ready ones, or all if none is.
+        Choose a scheduler for a call: among ready ones, or all if none is, those that the request
+        has not tried or has tried longest ago; they take turns.
+
+        Args:
+            tried: Number of the request's last call to each address; the chosen one is added.
         """
         ready = [one for one in self._all if one.is_ready] or self._all
-        least = min(calls[one.address] for one in ready)
-        fresh = [one for one in ready if calls[one.address] == least]
+        longest_ago = min(tried.get(one.address, 0) for one in ready)
+        fresh = [one for one in ready if tried.get(one.address, 0) == longest_ago]
         chosen = fresh[self._turn % len(fresh)]
         self._turn += 1
-        calls[chosen.address] += 1
+        tried[chosen.address] = max(tried.values(), default=0) + 1
         return chosen

@@ -18,6 +18,7 @@ from tandem_openai_gateway.answers.output import (
     usage_body,
 )
 from tandem_openai_gateway.api.common import Asked
+from tandem_openai_gateway.errors import ErrorAnswer
 from tandem_openai_gateway.upstream import Delta, Finished, Usage
 
 
@@ -107,7 +108,7 @@ class CompletionFormat:
             return DONE
         return data_event(self._body([], usage_body(usages))) + DONE
 
-    def failed(self, error: msgspec.Struct) -> bytes:
+    def failed(self, error: ErrorAnswer) -> bytes:
         """Return the error as the last event."""
         return data_event(error)
 

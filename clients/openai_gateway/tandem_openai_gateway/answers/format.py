@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from tandem_openai_gateway.answers.output import WholeOutput
+from tandem_openai_gateway.errors import ErrorAnswer
 from tandem_openai_gateway.upstream import Delta, Finished, Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -51,7 +52,7 @@ class AnswerFormat(Protocol):
     def closing(self, usages: Sequence[Usage]) -> bytes:
         """Return the last events, given the usage of each prompt."""
 
-    def failed(self, error: msgspec.Struct) -> bytes:
+    def failed(self, error: ErrorAnswer) -> bytes:
         """Return the last event of a stream that failed, given the error's body."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
@@ -78,6 +78,7 @@ class Asked:
         includes_usage: True if a stream ends with its usage.
         has_token_ids: True if the ids of the output are told.
         echoes: True if the prompt precedes the output.
+        repeated: Fields of the request that the answer repeats.
     """
 
     model: str | None
@@ -88,6 +89,7 @@ class Asked:
     includes_usage: bool
     has_token_ids: bool = False
     echoes: bool = False
+    repeated: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_body(body: bytes, fields: type[Fields]) -> Fields:

@@ -55,7 +55,6 @@ CHANGES_OUTPUT: Mapping[str, tuple[object, ...]] = {
     "conversation": _NEVER,
     "include": ([],),
     "previous_response_id": _NEVER,
-    "prompt_template": _NEVER,
     "reasoning": ({}, {"effort": "none"}),
     "truncation": ("disabled",),
 }

@@ -112,8 +112,7 @@ def up(
     *.safetensors in float32, bfloat16 or float16, tokenizer.json), from a local directory; without
     one, the bundled test model. Nothing is downloaded: hf download ORG/NAME --local-dir DIR.
     """
-    is_named = model is not None or MODEL_VARIABLE in os.environ
-    chosen = model if is_named else _bundled_or_refuse()
+    chosen = model if model or MODEL_VARIABLE in os.environ else _bundled_or_refuse()
     for_executor = [
         *arguments_of({"model": chosen, "config": config}),
         *flags_for(EXECUTOR, flags),
@@ -127,14 +126,14 @@ def up(
     # Mistakes are reported before anything starts.
     asked = ask_services({SCHEDULER: for_scheduler, EXECUTOR: for_executor})
     settings = {service: _by_name(asked[service]) for service in asked}
-    addresses = {name: settings[SCHEDULER][name]["value"] for name in LISTENING}
-    addresses["openai"] = openai
+    listening = {name: settings[SCHEDULER][name]["value"] for name in LISTENING}
+    addresses = {name: at for name, at in (*listening.items(), ("openai", openai)) if at}
     try:
-        check_all_free({name: address for name, address in addresses.items() if address})
+        check_all_free(addresses)
     except AddressInUse as error:
         check_model(for_executor)  # report first a mistake that other ports would not fix
         given = [
-            *([] if model is None else [str(model)]),
+            *([str(model)] if model else []),
             *arguments_of({"config": config, "drain_grace_s": drain_grace_s, "log_dir": log_dir}),
             *_repeated({"executor_arg": executor_arg, "scheduler_arg": scheduler_arg}),
         ]
