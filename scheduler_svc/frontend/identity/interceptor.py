@@ -60,7 +60,7 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         try:
             caller = self._of_token(handler_call_details.invocation_metadata)
             if caller is not None:
-                caller.identity.require(self._role, method)
+                self._admit(caller.identity, method)
         except (Unauthenticated, PermissionDenied) as error:
             return _refusing(error)
         if caller is None:
@@ -93,6 +93,11 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             )
         return caller
 
+    def _admit(self, identity: Identity, method: str) -> None:
+        """Name the credential in all log lines of the call, and check its role."""
+        structlog.contextvars.bind_contextvars(credential=identity.name)
+        identity.require(self._role, method)
+
     def _by_certificate(
         self, handler: Handler, method: str
     ) -> Callable[[Any, Context], Awaitable[object]]:
@@ -100,7 +105,7 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         async def respond(requests: AsyncIterator[Any], context: Context) -> object:
             caller = self._of_certificate(context)
-            caller.identity.require(self._role, method)
+            self._admit(caller.identity, method)
             request = requests if handler.request_streaming else await _only(requests, method)
             return await self._served(handler, caller)(request, context)
 
@@ -112,7 +117,6 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         behavior = behavior_of(handler)
 
         async def respond(request: Any, context: Context) -> object:
-            structlog.contextvars.bind_contextvars(credential=caller.identity.name)
             current_caller.set(caller)
             if self._role is Role.GENERATE:
                 if handler.request_streaming:

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+import structlog
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
 
 from scheduler_svc.config.frontend_security import FrontendSecurity
 from scheduler_svc.core.request.tenant import TenantLimits
@@ -253,6 +256,24 @@ class TestCertificates:
             submit = await within(secured.frontend.core.submits.get())
             assert "acme" == submit.tenant
             call.cancel()
+
+
+class TestLog:
+    async def test_refusal_names_the_credential(self, tmp_path):
+        """
+        The log says which credential was refused, and never the token.
+        """
+        security = FrontendSecurity(tokens_file=str(write_file(tmp_path)))
+        structlog.reset_defaults()
+        async with running_frontend(tmp_path, security=security) as frontend:
+            with capture_logs(processors=[merge_contextvars]) as logged:
+                for token in (OPERATOR, "wrong-token"):
+                    await outcome(frontend.channel, ONE_METHOD["public"], token)
+        failed = [line for line in logged if line["event"] == "call_failed"]
+        assert [("operator", "PERMISSION_DENIED"), (None, "UNAUTHENTICATED")] == [
+            (line.get("credential"), line["reason"]) for line in failed
+        ]
+        assert "token" not in str(failed)
 
 
 class TestLimits:
