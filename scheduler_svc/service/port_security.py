@@ -9,8 +9,8 @@ from pathlib import Path
 from scheduler_svc.config.frontend_security import FrontendSecurity
 from scheduler_svc.frontend.identity.credentials_file import read_credentials
 from tandem.errors import InvalidConfig
-from tandem.network.tls import expiry
 from tandem.network.tls_files import ServerTls
+from tandem.network.tls_pairs import expiry
 from tandem.process.telemetry import warn_where_unprotected
 
 
