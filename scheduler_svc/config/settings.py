@@ -210,7 +210,7 @@ PROGRAM = Program(
     exit_codes="0 stopped, 1 failed, 2 wrong configuration",
     env_prefix="TANDEM_",
     foreign_prefixes=("TANDEM_EXECUTOR_", "TANDEM_CLIENT_", "TANDEM_CACHE_", "TANDEM_TORCH_"),
-    foreign_variables=frozenset({"TANDEM_ADDRESS", "TANDEM_API_KEY"}),
+    foreign_variables=frozenset({"TANDEM_ADDRESS", "TANDEM_ADMIN_ADDRESS", "TANDEM_API_KEY"}),
     other="executor",
 )
 

@@ -6,7 +6,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
@@ -16,7 +16,13 @@ from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
 from tandem.status import from_rpc_error
 from tandem_client.aio_stream import AsyncGenerationStream
-from tandem_client.channel import DEFAULT_ADDRESS, BaseConnection, ChannelOptions
+from tandem_client.channel import (
+    ADDRESS_VARIABLE,
+    DEFAULT_ADDRESS,
+    Access,
+    BaseConnection,
+    ChannelOptions,
+)
 from tandem_client.events import Completion, Model, completion_from_proto, model_from_proto
 from tandem_client.many import (
     DEFAULT_CONCURRENCY,
@@ -32,6 +38,7 @@ from tandem_client.request import build_request
 from tandem_client.resume import complete_request
 from tandem_client.retry import RetryPolicy, UnaryRetries
 from tandem_client.stream import deadline_after
+from tandem_client.targets import address_of
 
 Answer = TypeVar("Answer")
 
@@ -51,8 +58,9 @@ class AsyncConnection(BaseConnection):
         retry: RetryPolicy | None,
         options: ChannelOptions | None,
         stub_class: Callable[[grpc.aio.Channel], Any],
+        access: Access | None = None,
     ) -> None:
-        super().__init__(address, retry, options)
+        super().__init__(address, retry, options, access)
         self._stub_class = stub_class
         self._shared: list[tuple[grpc.aio.Channel, Any]] = []
         """Channel and its stub after the first call, shared with clients of `with_options`."""
@@ -109,12 +117,14 @@ class AsyncClient(AsyncConnection):
 
     def __init__(
         self,
-        address: str = DEFAULT_ADDRESS,
+        address: str | Sequence[str] | None = None,
         *,
         retry: RetryPolicy | None = None,
         options: ChannelOptions | None = None,
+        **access: Unpack[Access],
     ) -> None:
-        super().__init__(address, retry, options, inference_grpc.InferenceServiceStub)
+        where = address_of(address, ADDRESS_VARIABLE, DEFAULT_ADDRESS)
+        super().__init__(where, retry, options, inference_grpc.InferenceServiceStub, access)
 
     def generate(
         self,

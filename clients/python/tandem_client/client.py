@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar, Unpack
 
@@ -14,7 +14,13 @@ import grpc
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
 from tandem.status import from_rpc_error
-from tandem_client.channel import DEFAULT_ADDRESS, BaseConnection, ChannelOptions
+from tandem_client.channel import (
+    ADDRESS_VARIABLE,
+    DEFAULT_ADDRESS,
+    Access,
+    BaseConnection,
+    ChannelOptions,
+)
 from tandem_client.events import Completion, Model, completion_from_proto, model_from_proto
 from tandem_client.many import (
     DEFAULT_CONCURRENCY,
@@ -30,6 +36,7 @@ from tandem_client.request import build_request
 from tandem_client.resume import complete_request
 from tandem_client.retry import RetryPolicy, UnaryRetries
 from tandem_client.stream import GenerationStream, deadline_after
+from tandem_client.targets import address_of
 
 Answer = TypeVar("Answer")
 
@@ -43,9 +50,13 @@ class Connection(BaseConnection):
     """
 
     def __init__(
-        self, address: str, retry: RetryPolicy | None, options: ChannelOptions | None
+        self,
+        address: str,
+        retry: RetryPolicy | None,
+        options: ChannelOptions | None,
+        access: Access | None = None,
     ) -> None:
-        super().__init__(address, retry, options)
+        super().__init__(address, retry, options, access)
         self._channel = self._options.open(address)
 
     def close(self) -> None:
@@ -93,21 +104,25 @@ class Client(Connection):
 
     def __init__(
         self,
-        address: str = DEFAULT_ADDRESS,
+        address: str | Sequence[str] | None = None,
         *,
         retry: RetryPolicy | None = None,
         options: ChannelOptions | None = None,
+        **access: Unpack[Access],
     ) -> None:
         """
         Args:
-            address: HOST:PORT, [IPv6]:PORT or unix:PATH.
+            address: HOST:PORT, [IPv6]:PORT or unix:PATH; several by IP address, or dns:///NAME:PORT,
+                take turns. None = that of TANDEM_ADDRESS, else the default one.
             retry: How calls recover by themselves.
-            options: Encryption, metadata and limits of the connection.
+            options: Metadata and limits of the connection.
+            **access: API key and TLS files, see ChannelOptions; they win over those of `options`.
 
         Raises:
-            InvalidConfig: `address` is not the address of a server.
+            InvalidConfig: `address` is not the address of a server, or a file cannot be used.
         """
-        super().__init__(address, retry, options)
+        where = address_of(address, ADDRESS_VARIABLE, DEFAULT_ADDRESS)
+        super().__init__(where, retry, options, access)
         self._stub = inference_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 
     def generate(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Unpack
 
 import grpc
 
@@ -21,9 +22,15 @@ from tandem_client.admin.requests import (
     list_from_proto,
 )
 from tandem_client.aio import AsyncConnection
-from tandem_client.channel import DEFAULT_ADMIN_ADDRESS, ChannelOptions
+from tandem_client.channel import (
+    ADMIN_ADDRESS_VARIABLE,
+    DEFAULT_ADMIN_ADDRESS,
+    Access,
+    ChannelOptions,
+)
 from tandem_client.names import suggests_names
 from tandem_client.retry import RetryPolicy
+from tandem_client.targets import address_of
 
 
 @suggests_names
@@ -35,12 +42,14 @@ class AsyncAdminClient(AsyncConnection):
 
     def __init__(
         self,
-        address: str = DEFAULT_ADMIN_ADDRESS,
+        address: str | Sequence[str] | None = None,
         *,
         retry: RetryPolicy | None = None,
         options: ChannelOptions | None = None,
+        **access: Unpack[Access],
     ) -> None:
-        super().__init__(address, retry, options, admin_grpc.AdminServiceStub)
+        where = address_of(address, ADMIN_ADDRESS_VARIABLE, DEFAULT_ADMIN_ADDRESS)
+        super().__init__(where, retry, options, admin_grpc.AdminServiceStub, access)
 
     async def stats(self, *, deadline_s: float | None = None) -> Stats:
         """Return one consistent snapshot of the counters; the call is cheap and safe to poll."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import grpc
 
@@ -23,10 +23,16 @@ from tandem_client.admin.requests import (
     events_from_proto,
     list_from_proto,
 )
-from tandem_client.channel import DEFAULT_ADMIN_ADDRESS, ChannelOptions
+from tandem_client.channel import (
+    ADMIN_ADDRESS_VARIABLE,
+    DEFAULT_ADMIN_ADDRESS,
+    Access,
+    ChannelOptions,
+)
 from tandem_client.client import Connection
 from tandem_client.names import suggests_names
 from tandem_client.retry import RetryPolicy
+from tandem_client.targets import address_of
 
 Stats = GetStatsResponse
 """One snapshot of a server: every field of the message, by name."""
@@ -55,21 +61,25 @@ class AdminClient(Connection):
 
     def __init__(
         self,
-        address: str = DEFAULT_ADMIN_ADDRESS,
+        address: str | Sequence[str] | None = None,
         *,
         retry: RetryPolicy | None = None,
         options: ChannelOptions | None = None,
+        **access: Unpack[Access],
     ) -> None:
         """
         Args:
-            address: HOST:PORT, [IPv6]:PORT or unix:PATH.
+            address: HOST:PORT, [IPv6]:PORT or unix:PATH; several by IP address, or dns:///NAME:PORT,
+                take turns. None = that of TANDEM_ADMIN_ADDRESS, else the default one.
             retry: How calls recover by themselves.
-            options: Encryption, metadata and limits of the connection.
+            options: Metadata and limits of the connection.
+            **access: API key and TLS files, see ChannelOptions; they win over those of `options`.
 
         Raises:
-            InvalidConfig: `address` is not the address of a server.
+            InvalidConfig: `address` is not the address of a server, or a file cannot be used.
         """
-        super().__init__(address, retry, options)
+        where = address_of(address, ADMIN_ADDRESS_VARIABLE, DEFAULT_ADMIN_ADDRESS)
+        super().__init__(where, retry, options, access)
         self._stub = admin_grpc.AdminServiceStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 
     def stats(self, *, deadline_s: float | None = None) -> Stats:
@@ -239,7 +249,7 @@ def is_serving(
             answer = health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(service=service),
                 timeout=timeout_s,
-                metadata=options.metadata,
+                metadata=options.call_metadata(),
             )
         except grpc.RpcError as failure:
             raise from_rpc_error(failure) from None
