@@ -15,6 +15,7 @@ class RequestRow:
     One live choice of a request.
 
     Attributes:
+        number: Its number in order of arrival.
         request_id: Its id, shared by all choices of a request.
         handle: The submitter's number for it.
         choice: Number of the choice (completion of the prompt), from 0.
@@ -29,6 +30,7 @@ class RequestRow:
         num_preemptions: Number of times it lost its slot, losses of the executor not counted.
     """
 
+    number: int
     request_id: str
     handle: int
     choice: int
@@ -58,6 +60,7 @@ def num_outputs(replica: Replica, request: Request) -> int:
 def _row(replica: Replica, request: Request) -> RequestRow:
     new, first_s = request.new, request.times.first_token_s
     return RequestRow(
+        number=request.number,
         request_id=new.request_id,
         handle=new.handle,
         choice=new.sampling.choice,

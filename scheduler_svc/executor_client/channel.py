@@ -43,7 +43,7 @@ _LACKS = {
     (False, True): "prompts, outputs and the token cross the network unencrypted",
     (True, False): "nothing proves to the executor that calls come from this scheduler",
 }
-"""What a link lacks, by whether it is encrypted and whether it is authenticated."""
+"""Security that a link lacks, by whether it is encrypted and whether it is authenticated."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 

@@ -8,20 +8,25 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
-import structlog
 
 from scheduler_svc.core.request.request import FinishReason
+from scheduler_svc.frontend.calls.call_id import call_id, name_call
 from scheduler_svc.frontend.core_client import CoreClient
-from scheduler_svc.frontend.request.requests import default_params, prepare_request
-from scheduler_svc.frontend.request.validation import MAX_REQUEST_ID_CHARS
-from scheduler_svc.frontend.stream.delta import OutputDelta, encode_response, logprobs_of
+from scheduler_svc.frontend.models import NamesModel, check_model, check_page, describe_model
+from scheduler_svc.frontend.request.requests import prepare_request
+from scheduler_svc.frontend.request.tokens import detokenize, tokenize
+from scheduler_svc.frontend.request.unknown_fields import refuse_unknown_fields
+from scheduler_svc.frontend.request.validation import check_tenant, is_request_id
+from scheduler_svc.frontend.stream.delta import OutputDelta, encode_response
 from scheduler_svc.frontend.stream.inbox import Received, StreamInbox
 from scheduler_svc.frontend.stream.stream import Message, stream_messages
+from scheduler_svc.frontend.stream.whole import collect
+from scheduler_svc.frontend.text.served_model import LoadedModel
 from scheduler_svc.frontend.text.tokenizer_threads import TokenizerThreads
 from scheduler_svc.ipc.snapshot import AbortArgument, encode_json
 from tandem.errors import InvalidParameter, TandemError
 from tandem.inference.v1 import inference_service_pb2 as pb
-from tandem.inference.v1 import inference_service_pb2_grpc
+from tandem.inference.v1 import inference_service_pb2_grpc, model_pb2, tokens_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -30,9 +35,15 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     """Inference service of one process; the interceptor turns TandemErrors into statuses."""
 
     def __init__(
-        self, core: CoreClient, threads: TokenizerThreads, clock: Callable[[], float]
+        self,
+        core: CoreClient,
+        threads: TokenizerThreads,
+        clock: Callable[[], float],
+        *,
+        max_request_bytes: int,
     ) -> None:
         self._core = core
+        self._max_request_bytes = max_request_bytes
         self._threads = threads
         self._clock = clock
 
@@ -60,38 +71,65 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             )
         try:
             async with self._serve(request.request) as (_, messages):
-                return await _collect(messages)
+                return await collect(messages)
         except TandemError as error:
             if error.field is not None:
                 error.field = f"request.{error.field}"
             raise
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:  # noqa: N802  # named by the proto
-        """End a live request of any client."""
+        """End a live request of the caller's tenant."""
         del context
+        refuse_unknown_fields(request)
         if not request.request_id:
             raise InvalidParameter("request_id must not be empty.", field="request_id")
-        argument = encode_json(AbortArgument(request_id=request.request_id))
-        await self._core.query("abort", argument)
+        check_tenant(request.tenant)
+        argument = AbortArgument(request_id=request.request_id, tenant=request.tenant)
+        await self._core.query("abort", encode_json(argument))
         return pb.AbortResponse()
 
-    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:  # noqa: N802  # named by the proto
-        """Describe the served model."""
-        del request, context
+    async def Tokenize(  # noqa: N802  # named by the proto
+        self, request: tokens_pb2.TokenizeRequest, context: Context
+    ) -> tokens_pb2.TokenizeResponse:
+        """Return the ids of a prompt."""
+        del context
+        refuse_unknown_fields(request)
+        loaded = await self._loaded(request)
+        return await tokenize(request, loaded, self._threads)
+
+    async def Detokenize(  # noqa: N802  # named by the proto
+        self, request: tokens_pb2.DetokenizeRequest, context: Context
+    ) -> tokens_pb2.DetokenizeResponse:
+        """Return the text of ids."""
+        del context
+        refuse_unknown_fields(request)
+        return await detokenize(request, await self._loaded(request), self._threads)
+
+    async def GetModel(  # noqa: N802  # named by the proto
+        self, request: model_pb2.GetModelRequest, context: Context
+    ) -> model_pb2.GetModelResponse:
+        """Describe a served model."""
+        del context
+        refuse_unknown_fields(request)
+        loaded = await self._loaded(request)
+        return model_pb2.GetModelResponse(model=describe_model(loaded, self._max_request_bytes))
+
+    async def ListModels(  # noqa: N802  # named by the proto
+        self, request: model_pb2.ListModelsRequest, context: Context
+    ) -> model_pb2.ListModelsResponse:
+        """Describe all that is served, which is one model."""
+        del context
+        refuse_unknown_fields(request)
+        check_page(request)
         loaded = await self._core.served.get()
-        model = loaded.model
-        return pb.GetModelResponse(
-            model=model.name,
-            model_revision=model.revision,
-            architecture=model.architecture,
-            vocab_size=model.vocab_size,
-            max_model_len=model.max_model_len,
-            eos_token_ids=model.eos_token_ids,
-            dtype=model.dtype,
-            has_chat_template=loaded.text.has_chat_template,
-            default_params=default_params(model),
-            token_ids_only=not loaded.text.has_tokenizer,
+        return model_pb2.ListModelsResponse(
+            models=[describe_model(loaded, self._max_request_bytes)]
         )
+
+    async def _loaded(self, request: NamesModel) -> LoadedModel:
+        loaded = await self._core.served.get()
+        check_model(request, loaded.model)
+        return loaded
 
     @asynccontextmanager
     async def _serve(
@@ -99,11 +137,15 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[tuple[StreamInbox, AsyncGenerator[Message, None]]]:
         """Yield a request's inbox and messages; leaving the block early cancels it in the core."""
         arrival_s = self._clock()
-        if len(request.request_id) <= MAX_REQUEST_ID_CHARS and request.request_id.isprintable():
-            structlog.contextvars.bind_contextvars(request_id=request.request_id)
-        loaded = await self._core.served.get()
-        prepared = await prepare_request(request, loaded, self._threads, now_s=arrival_s)
-        structlog.contextvars.bind_contextvars(request_id=prepared.request_id)
+        if is_request_id(request.request_id):
+            name_call(request.request_id)
+        refuse_unknown_fields(request)
+        loaded = await self._loaded(request)
+        request_id = request.request_id or call_id()
+        prepared = await prepare_request(
+            request, loaded, self._threads, request_id=request_id, now_s=arrival_s
+        )
+        name_call(request_id)
         before = [Received(len(start.prior.token_ids), start.is_over) for start in prepared.starts]
         with self._core.submit(
             prepared.submit, before=before, with_logprobs=prepared.with_logprobs
@@ -151,34 +193,3 @@ def _with_tokens_emitted(error: TandemError, num_tokens: int) -> TandemError:
         retry_after_s=error.retry_after_s,
         metadata={**error.metadata, "tokens_emitted": str(num_tokens)},
     )
-
-
-async def _collect(messages: AsyncIterator[Message]) -> pb.CompleteResponse:
-    response = pb.CompleteResponse()
-    completions: dict[int, pb.Completion] = {}
-    texts: dict[int, list[str]] = {}
-    async for message in messages:
-        if isinstance(message, OutputDelta):
-            choice, chunk, _ = message
-            completion = completions.setdefault(choice, pb.Completion())
-            completion.token_ids.extend(chunk.token_ids)
-            completion.logprobs.extend(logprobs_of(message))
-            texts.setdefault(choice, []).append(chunk.text)
-            continue
-        match message.WhichOneof("event"):
-            case "started":
-                response.started.CopyFrom(message.started)
-            case "finished":
-                finished = message.finished
-                completion = completions.setdefault(finished.choice, pb.Completion())
-                completion.choice = finished.choice
-                completion.reason = finished.reason
-                completion.text = "".join(texts.get(finished.choice, ()))
-                if finished.HasField("stop_string"):
-                    completion.stop_string = finished.stop_string
-                elif finished.HasField("token_id"):
-                    completion.token_id = finished.token_id
-            case "done":
-                response.done.CopyFrom(message.done)
-    response.completions.extend(completions[choice] for choice in sorted(completions))
-    return response

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from scheduler_svc.executor_client.channel import ExecutorAccess
-from scheduler_svc.frontend.admin import AdminServicer
+from scheduler_svc.frontend.calls.interceptor import ErrorInterceptor
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.health import HealthServicer, publish_health
 from scheduler_svc.frontend.identity.identity import Role
@@ -23,8 +23,8 @@ from scheduler_svc.frontend.identity.interceptor import (
 from scheduler_svc.frontend.inference import InferenceServicer
 from scheduler_svc.frontend.intake.decoding import MessageIntake
 from scheduler_svc.frontend.intake.grpc_options import server_options
-from scheduler_svc.frontend.interceptor import ErrorInterceptor
-from scheduler_svc.frontend.metrics_http import serve_metrics
+from scheduler_svc.frontend.operators.admin import AdminServicer
+from scheduler_svc.frontend.operators.metrics_http import serve_metrics
 from scheduler_svc.frontend.text.tokenizer_threads import TokenizerThreads
 from scheduler_svc.process.frontend_settings import FrontendSettings
 from tandem.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
@@ -82,7 +82,9 @@ async def start_servers(
     credentials = open_credentials(security, clock)
     checks = checking(credentials, Role.GENERATE, public_tls)
     public = _server(settings, health, INFERENCE, (errors, *checks))
-    inference = InferenceServicer(core, threads, clock)
+    inference = InferenceServicer(
+        core, threads, clock, max_request_bytes=settings.max_message_bytes
+    )
     inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
         inference, public
     )

@@ -58,7 +58,7 @@ class Submit(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
     """int32 output ids that each choice has already; empty where none has any."""
     finished_choices: tuple[int, ...] = ()
     """Choices that have ended already: none of their tokens are computed, no event is sent."""
-    idempotency_key: str = ""
+    attempt_key: str = ""
     """Key by which the core recognizes a repeated request; empty for none."""
     fingerprint: bytes = b""
     """Hash of prompt and all parameters but the seed; requests with one key must agree in it."""

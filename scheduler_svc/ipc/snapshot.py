@@ -32,10 +32,13 @@ SUSPEND_WAIT_S = 300.0
 
 
 class AbortArgument(msgspec.Struct, frozen=True):
-    """Tenant and id of a request to end with CANCELLED; any frontend may end any request."""
+    """
+    Id of a request to end with CANCELLED, and its tenant; None for whichever tenant has a request
+    of this id. Any frontend may end any request.
+    """
 
     request_id: str
-    tenant: str = ""
+    tenant: str | None = ""
 
 
 class AbortResult(msgspec.Struct, frozen=True):
@@ -57,7 +60,9 @@ class DrainResult(msgspec.Struct, frozen=True):
 class ListArgument(msgspec.Struct, frozen=True, kw_only=True):
     """Filter of the requests to list; see tandem.admin.v1.ListRequestsRequest."""
 
-    max_results: int
+    page_size: int
+    after: int = -1
+    """`RequestList.last` of the page before; -1 for the first page."""
     tenant: str | None = None
     states: tuple[str, ...] = ()
     """Names as in `RequestSummary.state`; empty for all."""
@@ -89,6 +94,8 @@ class RequestList(msgspec.Struct, frozen=True, kw_only=True):
 
     requests: tuple[RequestSummary, ...]
     total: int
+    last: int | None = None
+    """Arrival number of the last one, if there are more; None if these are the last."""
 
 
 class EventsArgument(msgspec.Struct, frozen=True):

@@ -46,7 +46,7 @@ class IdempotencyKeys:
             InvalidParameter: The request that holds the key has another prompt, other parameters or
                 another seed.
         """
-        holder = self._holders.get((submit.tenant, submit.idempotency_key))
+        holder = self._holders.get((submit.tenant, submit.attempt_key))
         live = [] if holder is None else sorted(filter(is_live, holder.handles))
         if holder is None or not live:
             return []
@@ -55,17 +55,17 @@ class IdempotencyKeys:
             what = "prompt or parameters" if is_same_seed else "seed"
             # The error names no request: the key may be guessed, and the id would end the request.
             raise InvalidParameter(
-                f"a live request has this idempotency_key, but another {what}: use a key for one "
+                f"a live request has this attempt_key, but another {what}: use a key for one "
                 "request only.",
-                field="idempotency_key",
+                field="attempt_key",
             )
         return live
 
     def claim(self, submit: Submit, handles: Iterable[int]) -> None:
         """Give the request its key, also if another request holds it."""
-        if not submit.idempotency_key:
+        if not submit.attempt_key:
             return
-        key = (submit.tenant, submit.idempotency_key)
+        key = (submit.tenant, submit.attempt_key)
         before = self._holders.pop(key, None)
         for handle in before.handles if before is not None else ():
             del self._keys[handle]

@@ -100,13 +100,15 @@ class Intake:
             _log.warning("frontend_gone", frontend=frontend, requests_ended=len(handles))
         self._end(handles, now)
 
-    def _end(self, handles: Iterable[int], now: float) -> None:
+    def _end(
+        self, handles: Iterable[int], now: float, reason: FinishReason = FinishReason.CANCELLED
+    ) -> None:
         core = self._state.core
         if core is None:
             return
         for handle in handles:
             if core.find(handle) is not None:
-                core.end_handle(handle, FinishReason.CANCELLED, now)
+                core.end_handle(handle, reason, now)
 
     def _handle(self, frontend: int, message: Submit | EndStream | Query, now: float) -> None:
         if frontend not in self._state.handles:
@@ -144,11 +146,11 @@ class Intake:
     def _take(self, message: Submit, handle: int, core: Scheduler, now: float) -> Acceptance:
         """Submit a request to the core, after ending the one that it repeats."""
         new = _new_request(message, handle, core.limits.block_size)
-        if message.idempotency_key:
+        if message.attempt_key:
             repeated = self._state.keys.find(message, lambda one: core.find(one) is not None)
             if repeated:
                 _log.info("request_repeated", request_id=message.request_id)
-            self._end(repeated, now)
+            self._end(repeated, now, FinishReason.SUPERSEDED)
         handles = [handle + choice for choice in new.live_choices]
         if not handles:  # No choice is live: only the frontend has output left to send.
             return Acceptance(num_truncated_tokens=0, max_tokens=message.max_tokens)

@@ -73,7 +73,7 @@ class TestPenalties:
             ({"min_p": 1.5}, "sampling.min_p"),
             ({"min_tokens": 30, "max_tokens": 20}, "stopping.min_tokens"),
             ({"logit_bias": {10**6: 1.0}}, "sampling.logit_bias[1000000]"),
-            ({"logprobs": 21}, "logprobs"),
+            ({"logprobs": 21}, "response.logprobs"),
         ],
         ids=str,
     )

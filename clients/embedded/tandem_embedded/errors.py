@@ -82,6 +82,8 @@ _KIND_BY_REASON: dict[str, type[EngineError]] = {
     "TOTAL_TOO_LONG": ValidationError,
     "NEVER_FITS": ValidationError,
     "CHAT_TEMPLATE": ValidationError,
+    "FEATURE_UNSUPPORTED": ValidationError,
+    "MODEL_NOT_FOUND": ValidationError,
     "QUEUE_FULL": SchedulerError,
     "REQUEST_NOT_FOUND": SchedulerError,
     "DUPLICATE_REQUEST_ID": SchedulerError,

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from scheduler_svc.frontend.text.chat_template import Conversation
 from scheduler_svc.frontend.text.detokenizer import (
     REPLACEMENT,
     Decoded,
@@ -218,7 +219,9 @@ class HuggingFaceTokenizer:
         self, messages: Sequence[Mapping[str, str]], *, max_prompt_len: int
     ) -> list[int]:
         """Return the ids of a conversation in the model's chat template; see `TextModel`."""
-        return self._text.encode_chat(messages, max_prompt_len=max_prompt_len)
+        return self._text.encode_chat(
+            Conversation(messages=messages), max_prompt_len=max_prompt_len
+        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ids without a prompt; for a request's output use `detokenizer`."""

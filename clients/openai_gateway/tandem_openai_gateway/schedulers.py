@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.errors import TandemError
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
+from tandem.inference.v1 import model_pb2
 from tandem.status import from_rpc_error
 from tandem_client.channel import ChannelOptions
 from tandem_openai_gateway.upstream import (
@@ -155,12 +156,11 @@ class Schedulers:
         Raises:
             TandemError: No scheduler answers; this is the last one's error.
         """
-        request = inference.GetModelRequest()
-        return model_from_proto(
-            await self._call(
-                lambda stub: stub.GetModel(request, timeout=MODEL_LIMIT_S, metadata=metadata)
-            )
+        request = model_pb2.GetModelRequest()
+        answer = await self._call(
+            lambda stub: stub.GetModel(request, timeout=MODEL_LIMIT_S, metadata=metadata)
         )
+        return model_from_proto(answer.model)
 
     async def close(self) -> None:
         """Close all connections."""

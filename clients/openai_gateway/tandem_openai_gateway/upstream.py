@@ -10,21 +10,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.inference.v1 import inference_service_pb2 as inference
-from tandem_client.aio_stream import AsyncGenerationStream
 from tandem_client.events import (
     Delta,
     Done,
     Event,
     Finished,
     FinishReason,
-    Model,
     Started,
     TokenLogprobs,
     Usage,
-    model_from_proto,
 )
+from tandem_client.model import Model, model_from_proto
 from tandem_client.request import build_request
-from tandem_client.retry import RetryPolicy, is_transient
+from tandem_client.streams.aio_stream import AsyncGenerationStream
+from tandem_client.streams.retry import RetryPolicy, is_transient
 
 __all__ = [
     "AsyncGenerationStream",

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         RequestSummary,
     )
     from tandem_client.aio import AsyncClient
-    from tandem_client.aio_stream import AsyncGenerationStream
     from tandem_client.channel import ChannelOptions
     from tandem_client.client import Client
     from tandem_client.errors import (
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
         ExecutorLoading,
         ExecutorLost,
         FailedPrecondition,
+        FeatureUnsupported,
         HandedOver,
         IncompatibleExecutor,
         Internal,
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         InvalidParameter,
         MemoryPressure,
         ModelChanged,
+        ModelNotFound,
         NeverFits,
         NoExecutor,
         NotFound,
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
         QueueFull,
         RequestNotFound,
         ResourceExhausted,
+        ResponseTooLarge,
         SessionHeld,
         SessionLost,
         SlowConsumer,
@@ -84,7 +86,6 @@ if TYPE_CHECKING:
         Event,
         Finished,
         FinishReason,
-        Model,
         Prefilled,
         Queued,
         Scheduled,
@@ -93,9 +94,17 @@ if TYPE_CHECKING:
         TokenLogprobs,
         Usage,
     )
-    from tandem_client.params import SAMPLING_PRESETS, GenerateOptions, ResolvedParams
-    from tandem_client.retry import NO_RETRY, RetryPolicy
-    from tandem_client.stream import GenerationStream
+    from tandem_client.model import Model, ModelCapabilities, PromptTokens
+    from tandem_client.params import (
+        SAMPLING_PRESETS,
+        GenerateOptions,
+        PromptOptions,
+        ResolvedParams,
+        TokenizeOptions,
+    )
+    from tandem_client.streams.aio_stream import AsyncGenerationStream
+    from tandem_client.streams.retry import NO_RETRY, RetryPolicy
+    from tandem_client.streams.stream import GenerationStream
 
 __all__ = [
     "NO_RETRY",
@@ -129,6 +138,7 @@ __all__ = [
     "ExecutorLoading",
     "ExecutorLost",
     "FailedPrecondition",
+    "FeatureUnsupported",
     "FinishReason",
     "Finished",
     "GenerateOptions",
@@ -145,7 +155,9 @@ __all__ = [
     "KvMode",
     "MemoryPressure",
     "Model",
+    "ModelCapabilities",
     "ModelChanged",
+    "ModelNotFound",
     "NeverFits",
     "NoExecutor",
     "NotFound",
@@ -159,6 +171,8 @@ __all__ = [
     "ProfileProgress",
     "ProfileRunning",
     "ProfileUnsupported",
+    "PromptOptions",
+    "PromptTokens",
     "PromptTooLong",
     "QueueFull",
     "Queued",
@@ -170,6 +184,7 @@ __all__ = [
     "RequestSummary",
     "ResolvedParams",
     "ResourceExhausted",
+    "ResponseTooLarge",
     "RetryPolicy",
     "Scheduled",
     "SessionHeld",
@@ -182,6 +197,7 @@ __all__ = [
     "TandemError",
     "Timings",
     "TokenLogprobs",
+    "TokenizeOptions",
     "TotalTooLong",
     "Unauthenticated",
     "Unavailable",
@@ -199,16 +215,17 @@ _HOMES = {
         "BlockStats KvMode RequestEvent RequestEventKind RequestList RequestState RequestSummary"
     ),
     "aio": "AsyncClient",
-    "aio_stream": "AsyncGenerationStream",
+    "streams.aio_stream": "AsyncGenerationStream",
     "channel": "ChannelOptions",
     "client": "Client",
     "events": (
-        "Choice Completion Delta Done Event Finished FinishReason Model Prefilled Queued "
-        "Scheduled Started Timings TokenLogprobs Usage"
+        "Choice Completion Delta Done Event Finished FinishReason Prefilled Queued Scheduled "
+        "Started Timings TokenLogprobs Usage"
     ),
-    "params": "GenerateOptions ResolvedParams SAMPLING_PRESETS",
-    "retry": "NO_RETRY RetryPolicy",
-    "stream": "GenerationStream",
+    "model": "Model ModelCapabilities PromptTokens",
+    "params": "GenerateOptions PromptOptions ResolvedParams SAMPLING_PRESETS TokenizeOptions",
+    "streams.retry": "NO_RETRY RetryPolicy",
+    "streams.stream": "GenerationStream",
 }
 """
 Public names by the module that defines them, the errors left out; each is loaded on first use, to

@@ -14,8 +14,8 @@ import grpc.aio
 
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
+from tandem.inference.v1 import model_pb2
 from tandem.status import from_rpc_error
-from tandem_client.aio_stream import AsyncGenerationStream
 from tandem_client.channel import (
     ADDRESS_VARIABLE,
     DEFAULT_ADDRESS,
@@ -23,7 +23,7 @@ from tandem_client.channel import (
     BaseConnection,
     ChannelOptions,
 )
-from tandem_client.events import Completion, Model, completion_from_proto, model_from_proto
+from tandem_client.events import Completion, completion_from_proto
 from tandem_client.many import (
     DEFAULT_CONCURRENCY,
     Item,
@@ -32,12 +32,14 @@ from tandem_client.many import (
     options_of,
 )
 from tandem_client.many.tasks import in_tasks
-from tandem_client.names import suggests_names
-from tandem_client.params import GenerateOptions
-from tandem_client.request import build_request
-from tandem_client.resume import complete_request
-from tandem_client.retry import RetryPolicy, UnaryRetries
-from tandem_client.stream import deadline_after
+from tandem_client.model import Model, PromptTokens, model_from_proto, tokens_from_proto
+from tandem_client.params import GenerateOptions, TokenizeOptions
+from tandem_client.request import build_request, detokenize_request, tokenize_request
+from tandem_client.request.names import suggests_names
+from tandem_client.streams.aio_stream import AsyncGenerationStream
+from tandem_client.streams.resume import complete_request
+from tandem_client.streams.retry import RetryPolicy, UnaryRetries
+from tandem_client.streams.stream import deadline_after
 from tandem_client.targets import address_of
 
 Answer = TypeVar("Answer")
@@ -171,20 +173,52 @@ class AsyncClient(AsyncConnection):
             await self._unary(self._stub.Complete, request, deadline_s, is_patient=True)
         )
 
-    async def abort(self, request_id: str, *, deadline_s: float | None = None) -> None:
-        """
-        End a live request of any client; its stream keeps the output produced so far.
+    async def tokenize(
+        self,
+        prompt: str | None = None,
+        *,
+        deadline_s: float | None = None,
+        **options: Unpack[TokenizeOptions],
+    ) -> PromptTokens:
+        """Return the ids of a prompt; arguments and errors as in `Client.tokenize`."""
+        request = tokenize_request(prompt, options)
+        return tokens_from_proto(await self._unary(self._stub.Tokenize, request, deadline_s))
 
-        Raises:
-            RequestNotFound: No live request has this id.
-        """
-        request = inference.AbortRequest(request_id=request_id)
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        keep_special_tokens: bool = False,
+        model: str | None = None,
+        deadline_s: float | None = None,
+    ) -> str:
+        """Return the text of ids; arguments and errors as in `Client.detokenize`."""
+        request = detokenize_request(token_ids, keep_special_tokens, model)
+        text: str = (await self._unary(self._stub.Detokenize, request, deadline_s)).text
+        return text
+
+    async def abort(
+        self, request_id: str, *, tenant: str | None = None, deadline_s: float | None = None
+    ) -> None:
+        """End a live request of a tenant; arguments and errors as in `Client.abort`."""
+        request = inference.AbortRequest(request_id=request_id, tenant=tenant)
         await self._unary(self._stub.Abort, request, deadline_s)
 
-    async def get_model(self, *, deadline_s: float | None = None) -> Model:
-        """Return the model that is served, with its limits."""
-        request = inference.GetModelRequest()
-        return model_from_proto(await self._unary(self._stub.GetModel, request, deadline_s))
+    async def get_model(self, name: str | None = None, *, deadline_s: float | None = None) -> Model:
+        """Return a served model; arguments and errors as in `Client.get_model`."""
+        request = model_pb2.GetModelRequest(model=name)
+        return model_from_proto((await self._unary(self._stub.GetModel, request, deadline_s)).model)
+
+    async def models(self, *, deadline_s: float | None = None) -> list[Model]:
+        """Return all models that are served; arguments as in `Client.models`."""
+        found: list[Model] = []
+        page_token: str | None = None
+        while page_token != "":
+            request = model_pb2.ListModelsRequest(page_token=page_token)
+            page = await self._unary(self._stub.ListModels, request, deadline_s)
+            found += map(model_from_proto, page.models)
+            page_token = page.next_page_token
+        return found
 
     def _start(self, request: inference.GenerateRequest, timeout_s: float | None) -> Any:
         """Start a Generate call in the running event loop."""

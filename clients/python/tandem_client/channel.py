@@ -18,8 +18,8 @@ from tandem.errors import InvalidConfig
 from tandem.network.address import names_this_machine
 from tandem.network.tls_files import client_tls
 from tandem.network.tls_pairs import channel_credentials
-from tandem_client.names import suggests_names
-from tandem_client.retry import RetryPolicy
+from tandem_client.request.names import suggests_names
+from tandem_client.streams.retry import RetryPolicy
 from tandem_client.targets import ROUND_ROBIN, has_several, takes_turns, target_of
 
 Call = TypeVar("Call")

@@ -13,6 +13,7 @@ import grpc
 
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
+from tandem.inference.v1 import model_pb2
 from tandem.status import from_rpc_error
 from tandem_client.channel import (
     ADDRESS_VARIABLE,
@@ -21,7 +22,7 @@ from tandem_client.channel import (
     BaseConnection,
     ChannelOptions,
 )
-from tandem_client.events import Completion, Model, completion_from_proto, model_from_proto
+from tandem_client.events import Completion, completion_from_proto
 from tandem_client.many import (
     DEFAULT_CONCURRENCY,
     Item,
@@ -30,12 +31,13 @@ from tandem_client.many import (
     options_of,
 )
 from tandem_client.many.threads import in_threads
-from tandem_client.names import suggests_names
-from tandem_client.params import GenerateOptions
-from tandem_client.request import build_request
-from tandem_client.resume import complete_request
-from tandem_client.retry import RetryPolicy, UnaryRetries
-from tandem_client.stream import GenerationStream, deadline_after
+from tandem_client.model import Model, PromptTokens, model_from_proto, tokens_from_proto
+from tandem_client.params import GenerateOptions, TokenizeOptions
+from tandem_client.request import build_request, detokenize_request, tokenize_request
+from tandem_client.request.names import suggests_names
+from tandem_client.streams.resume import complete_request
+from tandem_client.streams.retry import RetryPolicy, UnaryRetries
+from tandem_client.streams.stream import GenerationStream, deadline_after
 from tandem_client.targets import address_of
 
 Answer = TypeVar("Answer")
@@ -201,16 +203,88 @@ class Client(Connection):
             self._unary(self._stub.Complete, request, deadline_s, is_patient=True)
         )
 
-    def abort(self, request_id: str, *, deadline_s: float | None = None) -> None:
+    def tokenize(
+        self,
+        prompt: str | None = None,
+        *,
+        deadline_s: float | None = None,
+        **options: Unpack[TokenizeOptions],
+    ) -> PromptTokens:
         """
-        End a live request of any client; its stream keeps the output produced so far.
+        Return the ids that a request with this prompt would run with.
+
+        Args:
+            prompt: Text, unless `messages` is given.
+            deadline_s: Longest wait for the answer in seconds.
+            **options: See TokenizeOptions.
+        """
+        request = tokenize_request(prompt, options)
+        return tokens_from_proto(self._unary(self._stub.Tokenize, request, deadline_s))
+
+    def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        keep_special_tokens: bool = False,
+        model: str | None = None,
+        deadline_s: float | None = None,
+    ) -> str:
+        """
+        Return the text of ids.
+
+        Args:
+            token_ids: Ids of the model's vocabulary.
+            keep_special_tokens: True: special tokens are written by their names.
+            model: Name of the model; None = the one that is served.
+            deadline_s: Longest wait for the answer in seconds.
+        """
+        request = detokenize_request(token_ids, keep_special_tokens, model)
+        text: str = self._unary(self._stub.Detokenize, request, deadline_s).text
+        return text
+
+    def abort(
+        self, request_id: str, *, tenant: str | None = None, deadline_s: float | None = None
+    ) -> None:
+        """
+        End a live request of a tenant; its stream keeps the output produced so far.
+
+        Args:
+            request_id: Id of the request, as in `Started.request_id`.
+            tenant: Tenant of the request; None = the credential's, or none.
+            deadline_s: Longest wait for the answer in seconds.
 
         Raises:
-            RequestNotFound: No live request has this id.
+            RequestNotFound: The tenant has no live request of this id.
         """
-        self._unary(self._stub.Abort, inference.AbortRequest(request_id=request_id), deadline_s)
+        request = inference.AbortRequest(request_id=request_id, tenant=tenant)
+        self._unary(self._stub.Abort, request, deadline_s)
 
-    def get_model(self, *, deadline_s: float | None = None) -> Model:
-        """Return the model that is served, with its limits."""
-        request = inference.GetModelRequest()
-        return model_from_proto(self._unary(self._stub.GetModel, request, deadline_s))
+    def get_model(self, name: str | None = None, *, deadline_s: float | None = None) -> Model:
+        """
+        Return a served model with its limits.
+
+        Args:
+            name: Name of the model; None = the one that is served.
+            deadline_s: Longest wait for the answer in seconds.
+
+        Raises:
+            ModelNotFound: No model of this name is served.
+        """
+        request = model_pb2.GetModelRequest(model=name)
+        return model_from_proto(self._unary(self._stub.GetModel, request, deadline_s).model)
+
+    def models(self, *, deadline_s: float | None = None) -> list[Model]:
+        """
+        Return all models that are served, by name.
+
+        Args:
+            deadline_s: Longest wait for each page of the answer in seconds.
+        """
+        found: list[Model] = []
+        page_token: str | None = None
+        while page_token != "":
+            request = model_pb2.ListModelsRequest(page_token=page_token)
+            page = self._unary(self._stub.ListModels, request, deadline_s)
+            found += map(model_from_proto, page.models)
+            page_token = page.next_page_token
+        return found

@@ -22,6 +22,7 @@ class FinishReason(enum.IntEnum):
     CONTEXT_LIMIT = 5
     DEADLINE = 6
     CANCELLED = 7
+    SUPERSEDED = 8
 
     @classmethod
     def _missing_(cls, value: object) -> FinishReason:  # noqa: ARG003  # enum's signature
@@ -33,7 +34,8 @@ class FinishReason(enum.IntEnum):
 class Started:
     """
     Acceptance of the request. `prompt_tokens` are left after the oldest `truncated_prompt_tokens`
-    were dropped; output continues after the `resumed_tokens` that the request carried.
+    were dropped; output continues after the `resumed_tokens` that the request carried. `model` is
+    the name of the model that serves the request.
     """
 
     request_id: str
@@ -42,6 +44,7 @@ class Started:
     model_revision: str
     truncated_prompt_tokens: int
     resumed_tokens: int = 0
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +171,7 @@ class Completion:
     model_revision: str
     usage: Usage
     timings: Timings
+    model: str = ""
 
     @property
     def text(self) -> str:
@@ -193,25 +197,6 @@ class Completion:
     def matched(self) -> str | int | None:
         """Stop string or token id that ended choice 0, if one did."""
         return self.choices[0].matched
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """
-    Served model and its limits; `default_params.seed` has no meaning. With `token_ids_only` there
-    is no tokenizer: prompts are `token_ids`, and outputs have no text.
-    """
-
-    name: str
-    revision: str
-    architecture: str
-    vocab_size: int
-    max_model_len: int
-    eos_token_ids: tuple[int, ...]
-    dtype: str
-    has_chat_template: bool
-    default_params: ResolvedParams
-    token_ids_only: bool = False
 
 
 def event_from_proto(response: inference.GenerateResponse) -> Event | None:
@@ -274,33 +259,26 @@ def completion_of(started: Started, choices: tuple[Choice, ...], done: Done) -> 
         model_revision=started.model_revision,
         usage=done.usage,
         timings=done.timings,
-    )
-
-
-def model_from_proto(response: inference.GetModelResponse) -> Model:
-    """Decode the answer of GetModel."""
-    return Model(
-        name=response.model,
-        revision=response.model_revision,
-        architecture=response.architecture,
-        vocab_size=response.vocab_size,
-        max_model_len=response.max_model_len,
-        eos_token_ids=tuple(response.eos_token_ids),
-        dtype=response.dtype,
-        has_chat_template=response.has_chat_template,
-        default_params=params_from_proto(response.default_params),
-        token_ids_only=response.token_ids_only,
+        model=started.model,
     )
 
 
 def _started(message: stream_pb2.Started) -> Started:
+    response = message.response
     return Started(
         request_id=message.request_id,
-        params=params_from_proto(message.resolved_params),
+        params=params_from_proto(
+            message.sampling,
+            message.stopping,
+            n=message.n,
+            priority=message.priority,
+            logprobs=response.logprobs if response.HasField("logprobs") else None,
+        ),
         prompt_tokens=message.prompt_tokens,
         model_revision=message.model_revision,
         truncated_prompt_tokens=message.truncated_prompt_tokens,
         resumed_tokens=message.resumed_tokens,
+        model=message.model,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict
 
 from tandem.inference.v1 import request_pb2
@@ -11,12 +11,50 @@ from tandem.inference.v1 import request_pb2
 PresetName = Literal["code", "summary", "chat", "creative"]
 
 
-class GenerateOptions(TypedDict, total=False):
+class PromptOptions(TypedDict, total=False):
     """
-    Options of a completion. The server chooses the value of an option that is missing.
+    Options of a prompt. The server chooses the value of an option that is missing.
 
     Keys:
-        messages: A conversation of {"role": ..., "content": ...}, instead of a prompt.
+        messages: A conversation instead of a prompt, in the shape of OpenAI's API: dicts with role,
+            content (text, a list of {"type": "text", "text": ...}, or None), and where they apply
+            tool_calls, tool_call_id, name, and reasoning (or reasoning_content).
+        tools: Definitions of tools, dicts with a JSON Schema each; the chat template gets them with
+            their keys in the order given.
+        template_args: More variables of the chat template, e.g. {"enable_thinking": False}.
+        add_generation_prompt: False: no opening of an assistant turn is added after the messages.
+        continue_final_message: True: the output continues the text of the last message.
+        model: Name of the model that must answer; another one is refused.
+        parse_special_tokens: True: names of special tokens in a text prompt become these tokens,
+            and nothing is added before it, for a prompt that the caller rendered.
+    """
+
+    messages: Sequence[Mapping[str, Any]] | None
+    tools: Sequence[Mapping[str, Any]] | None
+    template_args: Mapping[str, Any] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    model: str | None
+    parse_special_tokens: bool | None
+
+
+class TokenizeOptions(PromptOptions, total=False):
+    """
+    Options of `tokenize`: those of a prompt, and one more.
+
+    Keys:
+        with_texts: True: the text of each token is returned, too.
+    """
+
+    with_texts: bool | None
+
+
+class GenerateOptions(PromptOptions, total=False):
+    """
+    Options of a completion: those of its prompt (`PromptOptions`), and the keys below. The server
+    chooses the value of an option that is missing.
+
+    Keys:
         token_ids: Ids of the prompt's tokens, instead of a prompt.
         preset: A name in SAMPLING_PRESETS; options that are given override its values.
         temperature: 0 to 2; 0 always takes the most likely token.
@@ -30,11 +68,14 @@ class GenerateOptions(TypedDict, total=False):
         seed: Key of the noise; the same seed and parameters give the same tokens.
         max_tokens: Largest number of output tokens, at least 1; unset, 100 for a text, and for a
             chat the rest of the context.
+        clamp_max_tokens: True: a max_tokens over the rest of the context is lowered to it instead
+            of being refused.
         min_tokens: Output tokens before which neither EOS nor a stop string ends the output.
         stop: Strings before which the output ends.
         stop_token_ids: Tokens at which the output ends.
         ignore_eos: Continue past end-of-sequence tokens.
         time_limit_s: Seconds after which the output ends, finished or not.
+        queue_limit_s: Seconds after which a request that still waits in the queue fails.
         request_id: Id chosen by the caller, unique among live requests.
         n: Number of completions of the prompt (parallel sampling), 1 to 16; events name the
             `choice` that they belong to.
@@ -43,11 +84,16 @@ class GenerateOptions(TypedDict, total=False):
         cache_salt: Salt of the prefix cache; only requests with the same salt share cached prompts.
         logprobs: Number of likeliest tokens, 0 to 20, that are returned with each token's log
             probability.
-        idempotency_key: Key of the request: a request with the same key ends the earlier one
-            instead of running twice. Clients that retry choose a key by themselves.
+        omit_text: True: outputs have ids only.
+        omit_token_ids: True: outputs have text only. A stream without ids is not resumed once
+            output began.
+        min_delta_interval_s: Shortest time in seconds between two deltas of a choice, 0 to 10;
+            output in between is merged.
+        attempt_key: Key of the request: a request with the same key ends the earlier one, with
+            FinishReason.SUPERSEDED, instead of running twice. Clients that retry choose a key by
+            themselves.
     """
 
-    messages: Sequence[Mapping[str, str]] | None
     token_ids: Sequence[int] | None
     preset: PresetName | None
     temperature: float | None
@@ -60,18 +106,23 @@ class GenerateOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     seed: int | None
     max_tokens: int | None
+    clamp_max_tokens: bool | None
     min_tokens: int | None
     stop: Sequence[str] | None
     stop_token_ids: Sequence[int] | None
     ignore_eos: bool | None
     time_limit_s: float | None
+    queue_limit_s: float | None
     request_id: str | None
     n: int | None
     priority: int | None
     tenant: str | None
     cache_salt: str | None
     logprobs: int | None
-    idempotency_key: str | None
+    omit_text: bool | None
+    omit_token_ids: bool | None
+    min_delta_interval_s: float | None
+    attempt_key: str | None
 
 
 SAMPLING_PRESETS: Mapping[PresetName, Mapping[str, float]] = {
@@ -92,7 +143,10 @@ BOTH_CHANGED = "temperature and top_p are both set: change one of them at a time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedParams:
-    """Parameters of a request with all defaults filled in; sending them again reproduces it."""
+    """
+    Parameters of a request with all defaults filled in, as one flat view; given as options, they
+    reproduce the output.
+    """
 
     temperature: float
     top_k: int
@@ -110,7 +164,11 @@ class ResolvedParams:
     min_p: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     min_tokens: int = 0
+    clamp_max_tokens: bool = False
     logprobs: int | None = None
+
+
+_PARAM_NAMES = frozenset(one.name for one in fields(ResolvedParams))
 
 
 def changes_both(options: Mapping[str, Any]) -> bool:
@@ -119,24 +177,26 @@ def changes_both(options: Mapping[str, Any]) -> bool:
     return temperature not in (None, 1.0) and top_p not in (None, 1.0)
 
 
-def params_from_proto(message: request_pb2.ResolvedParams) -> ResolvedParams:
-    """Decode the parameters in force."""
-    return ResolvedParams(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p,
-        seed=message.seed,
-        max_tokens=message.max_tokens,
-        stop=tuple(message.stop),
-        stop_token_ids=tuple(message.stop_token_ids),
-        ignore_eos=message.ignore_eos,
-        n=message.n or 1,  # 0 from a server that does not know the field
-        priority=message.priority,
-        repetition_penalty=message.repetition_penalty or 1.0,  # likewise
-        frequency_penalty=message.frequency_penalty,
-        presence_penalty=message.presence_penalty,
-        min_p=message.min_p,
-        logit_bias=dict(message.logit_bias),
-        min_tokens=message.min_tokens,
-        logprobs=message.logprobs if message.HasField("logprobs") else None,
-    )
+def params_from_proto(
+    sampling: request_pb2.SamplingParams,
+    stopping: request_pb2.StoppingParams,
+    *,
+    n: int = 1,
+    priority: int = 0,
+    logprobs: int | None = None,
+) -> ResolvedParams:
+    """Decode the parameters in force, each under its own name."""
+    values: dict[str, Any] = {
+        param.name: _plain(getattr(message, param.name))
+        for message in (sampling, stopping)
+        for param in message.DESCRIPTOR.fields
+        if param.name in _PARAM_NAMES
+    }
+    return ResolvedParams(**values, n=n, priority=priority, logprobs=logprobs)
+
+
+def _plain(value: Any) -> Any:
+    """Return a field's value without protobuf."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value if isinstance(value, str | int | float) else tuple(value)

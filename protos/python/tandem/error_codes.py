@@ -21,6 +21,7 @@ class TandemError(Exception):
         field: Path of the wrong request field, or None.
         retry_after_s: Seconds after which a retry may help; None if the error gives no such time.
         metadata: More facts for programs, for example the limit that was hit.
+        request_id: Id of the failed request, as the server's log has it; empty if none was told.
     """
 
     reason: ClassVar[str] = "INTERNAL"
@@ -34,12 +35,14 @@ class TandemError(Exception):
         field: str | None = None,
         retry_after_s: float | None = None,
         metadata: Mapping[str, str] | None = None,
+        request_id: str = "",
     ) -> None:
         super().__init__(message)
         self.message = message
         self.field = field
         self.retry_after_s = self.default_retry_after_s if retry_after_s is None else retry_after_s
         self.metadata: dict[str, str] = dict(metadata or {})
+        self.request_id = request_id
 
 
 class InvalidArgument(TandemError):

@@ -4,14 +4,16 @@ advice.
 
     TandemError
       InvalidParameter, EmptyPrompt, PromptTooLong,
-      TotalTooLong, NeverFits, ChatTemplateError          INVALID_ARGUMENT     never retry unchanged
-      RequestNotFound                                     NOT_FOUND            never
+      TotalTooLong, NeverFits, ChatTemplateError,
+      FeatureUnsupported                                  INVALID_ARGUMENT     never retry unchanged
+      RequestNotFound, ModelNotFound                      NOT_FOUND            never
       DuplicateRequestId                                  ALREADY_EXISTS       never
       EventsNotTracked                                    FAILED_PRECONDITION  not until switched on
       ProfileRunning                                      FAILED_PRECONDITION  not until it ended
       ProfileUnsupported                                  FAILED_PRECONDITION  never
       QueueFull, MemoryPressure                           RESOURCE_EXHAUSTED   after retry_after_s
       SlowConsumer                                        ABORTED              read faster
+      ResponseTooLarge                                    FAILED_PRECONDITION  not as a whole
       NoExecutor, ExecutorLost, Draining, HandedOver,
       ExecutorLoading, CoreTimeout                        UNAVAILABLE          after retry_after_s
       ModelChanged, SessionHeld, IncompatibleExecutor,
@@ -90,6 +92,12 @@ class ChatTemplateError(InvalidArgument):
     reason = "CHAT_TEMPLATE"
 
 
+class FeatureUnsupported(InvalidArgument):
+    """The request has a field that the server does not know, or needs what it cannot do."""
+
+    reason = "FEATURE_UNSUPPORTED"
+
+
 class RequestNotFound(NotFound):
     """No live request has this id."""
 
@@ -120,6 +128,12 @@ class ProfileUnsupported(FailedPrecondition):
     reason = "PROFILE_UNSUPPORTED"
 
 
+class ModelNotFound(NotFound):
+    """No model of this name is served."""
+
+    reason = "MODEL_NOT_FOUND"
+
+
 class QueueFull(ResourceExhausted):
     """A limit on requests is reached; metadata "limit" says which."""
 
@@ -138,6 +152,12 @@ class SlowConsumer(Aborted):
     """The client read too slowly."""
 
     reason = "SLOW_CONSUMER"
+
+
+class ResponseTooLarge(FailedPrecondition):
+    """A whole answer is larger than one message may be: stream it instead."""
+
+    reason = "RESPONSE_TOO_LARGE"
 
 
 class NoExecutor(Unavailable):

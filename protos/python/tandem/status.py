@@ -18,10 +18,10 @@ from tandem.errors import ERROR_BY_REASON, InternalError
 DOMAIN = "tandem"
 
 
-def to_status_proto(error: TandemError) -> status_pb2.Status:
+def to_status_proto(error: TandemError, *, request_id: str = "") -> status_pb2.Status:
     """
-    Encode an error as `google.rpc.Status` with ErrorInfo and, if they apply, BadRequest and
-    RetryInfo.
+    Encode an error as `google.rpc.Status` with ErrorInfo and, if they apply, BadRequest, RetryInfo
+    and RequestInfo.
     """
     details = [
         error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata),
@@ -36,13 +36,15 @@ def to_status_proto(error: TandemError) -> status_pb2.Status:
         delay = Duration()
         delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         packed.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
+    if request_id:
+        packed.append(_pack(error_details_pb2.RequestInfo(request_id=request_id)))
     code: int = grpc.StatusCode[error.code].value[0]
     return status_pb2.Status(code=code, message=error.message, details=packed)
 
 
-def to_grpc_status(error: TandemError) -> grpc.Status:
-    """Encode an error for `context.abort_with_status`."""
-    status: grpc.Status = rpc_status.to_status(to_status_proto(error))
+def to_grpc_status(error: TandemError, *, request_id: str = "") -> grpc.Status:
+    """Encode an error for `context.abort_with_status`; see `to_status_proto`."""
+    status: grpc.Status = rpc_status.to_status(to_status_proto(error, request_id=request_id))
     return status
 
 
@@ -90,6 +92,7 @@ class _Details:
     info: error_details_pb2.ErrorInfo | None = None
     field: str | None = None
     retry_after_s: float | None = None
+    request_id: str = ""
 
 
 def _read_details(status: status_pb2.Status) -> _Details:
@@ -98,6 +101,7 @@ def _read_details(status: status_pb2.Status) -> _Details:
         info = error_details_pb2.ErrorInfo()
         bad_request = error_details_pb2.BadRequest()
         retry = error_details_pb2.RetryInfo()
+        request = error_details_pb2.RequestInfo()
         # A proxy may add an ErrorInfo of its own to ours.
         if detail.Unpack(info) and info.domain == DOMAIN:
             found = replace(found, info=info)
@@ -105,6 +109,8 @@ def _read_details(status: status_pb2.Status) -> _Details:
             found = replace(found, field=bad_request.field_violations[0].field)
         elif detail.Unpack(retry):
             found = replace(found, retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9)
+        elif detail.Unpack(request):
+            found = replace(found, request_id=request.request_id)
     return found
 
 
@@ -117,6 +123,7 @@ def _typed(status: status_pb2.Status, details: _Details) -> TandemError:
         field=details.field,
         retry_after_s=details.retry_after_s,
         metadata=dict(info.metadata),
+        request_id=details.request_id,
     )
 
 

@@ -25,6 +25,7 @@ class FinishReason(enum.IntEnum):
     CONTEXT_LIMIT = 5
     DEADLINE = 6
     CANCELLED = 7
+    SUPERSEDED = 8
 
 
 class RequestState(enum.Enum):

@@ -24,7 +24,7 @@ def finish(
     """
     cell = replica.cell
     _leave(replica, request)
-    got_on = reason not in {FinishReason.CANCELLED, FinishReason.DEADLINE}
+    got_on = reason not in {FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.SUPERSEDED}
     cell.suspects.note_left(request.number, got_on=got_on)
     cell.counters.requests.finished_requests += 1
     if cell.recorder is not None:

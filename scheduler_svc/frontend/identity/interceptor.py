@@ -11,16 +11,16 @@ import structlog
 from google.protobuf.message import Message
 
 from scheduler_svc.config.frontend_security import FrontendSecurity
-from scheduler_svc.frontend.identity.access import certificate_names, claim, is_open, token_of
-from scheduler_svc.frontend.identity.credential_store import CredentialStore
-from scheduler_svc.frontend.identity.identity import Caller, Identity, Role, current_caller
-from scheduler_svc.frontend.rpc_handlers import (
+from scheduler_svc.frontend.calls.rpc_handlers import (
     Context,
     Handler,
     behavior_of,
     serve,
     with_behavior,
 )
+from scheduler_svc.frontend.identity.access import certificate_names, claim, is_open, token_of
+from scheduler_svc.frontend.identity.credential_store import CredentialStore
+from scheduler_svc.frontend.identity.identity import Caller, Identity, Role, current_caller
 from tandem.error_codes import PermissionDenied, Unauthenticated
 from tandem.errors import InvalidParameter
 from tandem.network.tls_files import ServerTls

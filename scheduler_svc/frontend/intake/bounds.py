@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from scheduler_svc.frontend.request.chat import MAX_CHAT_MESSAGES, MAX_TOOLS
 from scheduler_svc.frontend.request.sampling import MAX_BIASED_IDS
 from scheduler_svc.frontend.request.validation import (
-    MAX_CHAT_MESSAGES,
     MAX_CHOICES,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -30,6 +30,7 @@ MAX_REPEATED: Mapping[str, int] = {
     "stop_token_ids": MAX_STOP_TOKEN_IDS,
     "logit_bias": MAX_BIASED_IDS,
     "messages": MAX_CHAT_MESSAGES,
+    "tools": MAX_TOOLS,
     "choices": MAX_CHOICES,
 }
 """Most occurrences of a repeated field by its name. Numbers are packed: one occurrence for all."""

@@ -45,6 +45,7 @@ def fit_lengths(
     *,
     prompt_field: str,
     is_chat: bool = False,
+    clamps: bool = False,
 ) -> Fit:
     """
     Check prompt and output against `max_model_len`, or truncate them if the service does so.
@@ -58,6 +59,7 @@ def fit_lengths(
         model: The served model.
         prompt_field: Path of the prompt's field.
         is_chat: The default of `max_tokens` is all that the context and the KV memory have left.
+        clamps: A `max_tokens` beyond that is lowered to it.
 
     Raises:
         EmptyPrompt: The prompt has no token.
@@ -74,11 +76,11 @@ def fit_lengths(
         prompt_len -= num_dropped
     check_prompt_len(prompt_len, longest, prompt_field=prompt_field)
     room = longest - prompt_len
-    if max_tokens is None:
-        wanted = longest if is_chat else wanted
+    if max_tokens is None or clamps:
+        wanted = longest if is_chat and max_tokens is None else wanted
         in_memory = longest_total(model) - prompt_len
         room = in_memory if in_memory > 0 else room  # the core refuses one that can never fit
-    may_cut = max_tokens is None or model.truncates
+    may_cut = max_tokens is None or clamps or model.truncates
     fitting = max(1, min(wanted, room)) if may_cut else wanted
     if fitting > room:
         raise TotalTooLong(
@@ -91,7 +93,11 @@ def fit_lengths(
                 "max_model_len": str(longest),
             },
         )
-    return Fit(max_tokens=fitting, num_dropped=num_dropped, fills_context=fitting < wanted)
+    return Fit(
+        max_tokens=fitting,
+        num_dropped=num_dropped,
+        fills_context=fitting < wanted or (clamps and fitting == room),
+    )
 
 
 def longest_total(model: Model) -> int:

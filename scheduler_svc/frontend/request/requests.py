@@ -6,6 +6,7 @@ import hashlib
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,19 +14,17 @@ from scheduler_svc.core.request.block_hashes import block_digests
 from scheduler_svc.frontend.request.lengths import (
     DEFAULT_MAX_TOKENS,
     Fit,
-    check_prompt_len,
     fit_lengths,
-    longest_prompt,
     longest_total,
 )
+from scheduler_svc.frontend.request.prompt import encode_prompt
 from scheduler_svc.frontend.request.resume import check_resume, start_choices
-from scheduler_svc.frontend.request.sampling import resolved_message
+from scheduler_svc.frontend.request.sampling import sampling_message
 from scheduler_svc.frontend.request.validation import (
     CheckedParams,
     check_min_tokens,
     check_params,
     check_prompt_shape,
-    check_token_ids,
     check_tokenizer_fits,
 )
 from scheduler_svc.frontend.text.detokenizer import Detokenizer
@@ -33,15 +32,14 @@ from scheduler_svc.frontend.text.output import ChoiceStart, OutputText
 from scheduler_svc.frontend.text.served_model import LoadedModel
 from scheduler_svc.frontend.text.tokenizer_threads import TokenizerThreads
 from scheduler_svc.ipc.messages import Model, Submit
-from tandem.inference.v1 import stream_pb2
+from tandem.inference.v1 import request_pb2, stream_pb2
 from tandem.inference.v1.inference_service_pb2 import GenerateRequest
-from tandem.inference.v1.request_pb2 import ResolvedParams
 from tandem.link.batch import Int32Column
 
-INLINE_TEXT_CHARS = 2000
-"""Longest text that is tokenized on the event loop, cheaper than handing it to a thread."""
+SEED_BITS = 53
+"""Size of a seed that the server chooses: JavaScript and JSON lose bits of larger numbers."""
 INLINE_DIGEST_TOKENS = 4096
-"""Longest prompt that is hashed on the event loop, for the same reason."""
+"""Longest prompt that is hashed on the event loop, cheaper than handing it to a thread."""
 INLINE_PRIOR_TOKENS = 1000
 """Most tokens of resumed outputs that are detokenized on the event loop, for the same reason."""
 
@@ -86,7 +84,7 @@ class PreparedRequest:
     def submit(self, stream_id: int) -> Submit:
         """Return the message for the core; choice i has the stream number `stream_id` + i."""
         request, params, model = self.request, self.params, self.model
-        limit_ms = params.time_limit_ms
+        limit_s = params.time_limit_s
         return Submit(
             stream_id=stream_id,
             request_id=self.request_id,
@@ -96,7 +94,7 @@ class PreparedRequest:
             eos_token_ids=params.eos_token_ids,
             stop_token_ids=params.stop_token_ids,
             arrival_s=self.arrival_s,
-            deadline_s=None if limit_ms is None else self.arrival_s + limit_ms / 1000,
+            deadline_s=None if limit_s is None else self.arrival_s + limit_s,
             model_revision=model.revision,
             fills_context=self.fit.fills_context,
             num_choices=params.num_choices,
@@ -107,16 +105,19 @@ class PreparedRequest:
             digest_block_size=model.block_size,
             prior_outputs=_prior_outputs(self.starts),
             finished_choices=tuple(at for at, start in enumerate(self.starts) if start.is_over),
-            idempotency_key=request.idempotency_key,
-            fingerprint=_fingerprint(
-                request, self.prompt, self.started.resolved_params, longest_total(model)
-            ),
+            attempt_key=request.attempt_key,
+            fingerprint=_fingerprint(request, self.prompt, self.started, longest_total(model)),
             is_seed_given=request.sampling.HasField("seed"),
         )
 
 
 async def prepare_request(
-    request: GenerateRequest, loaded: LoadedModel, threads: TokenizerThreads, *, now_s: float
+    request: GenerateRequest,
+    loaded: LoadedModel,
+    threads: TokenizerThreads,
+    *,
+    request_id: str,
+    now_s: float,
 ) -> PreparedRequest:
     """
     Check a request, resolve its parameters and tokenize its prompt.
@@ -125,20 +126,17 @@ async def prepare_request(
         request: The client's request.
         loaded: The served model.
         threads: Threads for long prompts, their digests, and chat templates.
+        request_id: Id of the request, the client's where it sent one.
         now_s: Time of arrival.
 
     Raises:
         TandemError: The request is refused; field paths start at GenerateRequest.
     """
     model = loaded.model
-    params = check_params(request, model, choose_seed=lambda: secrets.randbits(64))
+    params = check_params(request, model, choose_seed=lambda: secrets.randbits(SEED_BITS))
     prompt_field = check_prompt_shape(request)
-    prompt = await _encode_prompt(request, loaded, threads, prompt_field)
-    is_chat = request.HasField("chat")
-    fit = fit_lengths(
-        len(prompt), params.max_tokens, model, prompt_field=prompt_field, is_chat=is_chat
-    )
-    check_min_tokens(params.sampling.min_tokens, params.max_tokens or fit.max_tokens)
+    prompt = await encode_prompt(request, loaded, threads)
+    fit = _fit(request, params, model, len(prompt), prompt_field)
     prompt = prompt[fit.num_dropped :]
     column = np.asarray(prompt, np.int32)
     if not request.HasField("token_ids"):
@@ -161,15 +159,42 @@ async def prepare_request(
         block_digests=digests,
         arrival_s=now_s,
         started=stream_pb2.Started(
-            request_id=request.request_id or secrets.token_hex(12),
-            resolved_params=_resolved(request, params, fit.max_tokens),
+            request_id=request_id,
             prompt_tokens=len(prompt),
-            model_revision=model.revision,
             truncated_prompt_tokens=fit.num_dropped,
             resumed_tokens=sum(len(start.prior.token_ids) for start in starts),
+            model=model.name,
+            model_revision=model.revision,
+            **_settled(request, params, fit),
         ),
         starts=starts,
     )
+
+
+def _fit(
+    request: GenerateRequest, params: CheckedParams, model: Model, prompt_len: int, field: str
+) -> Fit:
+    fit = fit_lengths(
+        prompt_len,
+        params.max_tokens,
+        model,
+        prompt_field=field,
+        is_chat=request.HasField("chat"),
+        clamps=request.stopping.clamp_max_tokens,
+    )
+    check_min_tokens(params.sampling.min_tokens, params.max_tokens or fit.max_tokens)
+    return fit
+
+
+def _settled(request: GenerateRequest, params: CheckedParams, fit: Fit) -> dict[str, Any]:
+    """Return the fields of Started that are the request's own, with every default filled in."""
+    return {
+        "sampling": sampling_message(params.sampling),
+        "stopping": _stopping_message(request, params, fit),
+        "response": request.response,
+        "n": params.num_choices,
+        "priority": request.priority,
+    }
 
 
 async def _starts(
@@ -216,23 +241,27 @@ def _prior_outputs(starts: list[ChoiceStart]) -> tuple[bytes, ...]:
 
 
 def _fingerprint(
-    request: GenerateRequest, prompt: Int32Column, resolved: ResolvedParams, longest: int
+    request: GenerateRequest, prompt: Int32Column, started: stream_pb2.Started, longest: int
 ) -> bytes:
     """
-    Return the hash in which two requests with one idempotency key must agree to be the same.
+    Return the hash in which two requests with one attempt key must agree to be the same.
 
     It covers the prompt and all parameters that decide the output, without the seed. It leaves out
     a max_tokens that reaches the `longest` total, as that may differ with the next executor. It is
     empty without a key.
     """
-    if not request.idempotency_key:
+    if not request.attempt_key:
         return b""
-    same = ResolvedParams()
-    same.CopyFrom(resolved)
-    same.ClearField("seed")
-    same.ClearField("priority")
-    if len(prompt) + resolved.max_tokens >= longest:
-        same.ClearField("max_tokens")
+    same = stream_pb2.Started(
+        sampling=started.sampling,
+        stopping=started.stopping,
+        response=started.response,
+        n=started.n,
+    )
+    same.sampling.ClearField("seed")
+    same.stopping.ClearField("clamp_max_tokens")
+    if len(prompt) + started.stopping.max_tokens >= longest:
+        same.stopping.ClearField("max_tokens")
     digest = hashlib.sha256(same.SerializeToString(deterministic=True))
     cache_salt = request.cache_salt.encode()
     digest.update(len(cache_salt).to_bytes(4, "little") + cache_salt)
@@ -240,42 +269,38 @@ def _fingerprint(
     return digest.digest()
 
 
-def default_params(model: Model) -> ResolvedParams:
-    """Return the parameters of a text request that sets none; the seed in them has no meaning."""
-    defaults = resolved_message(model.default_sampling)
-    defaults.max_tokens = min(DEFAULT_MAX_TOKENS, model.max_model_len - 1)
-    defaults.n = 1
+def default_stopping(model: Model) -> request_pb2.StoppingParams:
+    """Return what a text request that sets no stopping params runs with."""
+    return request_pb2.StoppingParams(
+        max_tokens=min(DEFAULT_MAX_TOKENS, model.max_model_len - 1),
+        ignore_eos=False,
+        min_tokens=0,
+        clamp_max_tokens=False,
+    )
+
+
+def default_sampling(model: Model) -> request_pb2.SamplingParams:
+    """Return what a request that sets no sampling params runs with; without a seed."""
+    defaults = sampling_message(model.default_sampling)
+    defaults.ClearField("seed")
     return defaults
 
 
-async def _encode_prompt(
-    request: GenerateRequest, loaded: LoadedModel, threads: TokenizerThreads, prompt_field: str
-) -> list[int]:
-    model, text = loaded.model, loaded.text
-    if request.HasField("token_ids"):
-        if not model.truncates:
-            num_ids = len(request.token_ids.ids)
-            check_prompt_len(num_ids, model.max_model_len, prompt_field=prompt_field)
-        ids = list(request.token_ids.ids)
-        check_token_ids(ids, model.vocab_size, field=prompt_field)
-        return ids
-    if request.HasField("chat"):
-        messages = [
-            {"role": message.role, "content": message.content} for message in request.chat.messages
-        ]
-        at_least = max(text.min_tokens(message["content"]) for message in messages)
-        _check_at_least(at_least, model, prompt_field)
-        return await threads.run(
-            lambda: text.encode_chat(messages, max_prompt_len=longest_prompt(model))
-        )
-    _check_at_least(text.min_tokens(request.text), model, prompt_field)
-    if len(request.text) <= INLINE_TEXT_CHARS:
-        return text.encode_text(request.text)
-    return await threads.run(lambda: text.encode_text(request.text))
-
-
-def _check_at_least(num_tokens: int, model: Model, prompt_field: str) -> None:
-    check_prompt_len(num_tokens, longest_prompt(model), prompt_field=prompt_field, is_bound=True)
+def _stopping_message(
+    request: GenerateRequest, params: CheckedParams, fit: Fit
+) -> request_pb2.StoppingParams:
+    """
+    Return the stopping params as the client is told them, every field set. Sent again, they give
+    the same end: where the context ends the output, `clamp_max_tokens` says so.
+    """
+    return request_pb2.StoppingParams(
+        max_tokens=fit.max_tokens,
+        stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=request.stopping.ignore_eos,
+        min_tokens=params.sampling.min_tokens,
+        clamp_max_tokens=fit.fills_context or request.stopping.clamp_max_tokens,
+    )
 
 
 async def _digests(
@@ -287,14 +312,3 @@ async def _digests(
     if len(prompt) <= INLINE_DIGEST_TOKENS:
         return block_digests(prompt, model.block_size, cache_salt)
     return await threads.run(lambda: block_digests(prompt, model.block_size, cache_salt))
-
-
-def _resolved(request: GenerateRequest, params: CheckedParams, max_tokens: int) -> ResolvedParams:
-    resolved = resolved_message(params.sampling)
-    resolved.max_tokens = max_tokens
-    resolved.stop.extend(params.stop)
-    resolved.stop_token_ids.extend(params.stop_token_ids)
-    resolved.ignore_eos = request.stopping.ignore_eos
-    resolved.n = params.num_choices
-    resolved.priority = request.priority
-    return resolved

@@ -38,7 +38,7 @@ def check_resume(
     priors = [NOTHING_BEFORE] * params.num_choices
     if params.sampling.temperature > 0 and not request.sampling.HasField("seed"):
         raise InvalidParameter(
-            "resume needs the seed that the stream ran with: send Started.resolved_params.seed.",
+            "resume needs the seed that the stream ran with: send Started.sampling as it came.",
             field="sampling.seed",
         )
     for at, one in enumerate(request.resume.choices):

@@ -16,7 +16,6 @@ from tandem.errors import InvalidParameter
 from tandem.inference.v1 import inference_service_pb2, request_pb2
 from tandem.sampling_params import (
     MAX_BIAS,
-    MAX_LOGPROBS,
     MIN_TEMPERATURE,
     SamplingParams,
     broken_range,
@@ -26,7 +25,7 @@ MAX_BIASED_IDS = 1024
 _TOLD_PARAMS = tuple(
     param.name
     for param in fields(SamplingParams)
-    if param.name in request_pb2.ResolvedParams.DESCRIPTOR.fields_by_name
+    if param.name in request_pb2.SamplingParams.DESCRIPTOR.fields_by_name
     and param.name != "logit_bias"
 )
 """Parameters that are one number and that a client is told."""
@@ -45,19 +44,6 @@ def check_sampling(request: inference_service_pb2.GenerateRequest, vocab_size: i
             shown = _shortest(value) if isinstance(value, float) else value
             raise InvalidParameter(f"{name} {rule}, got {shown}.", field=f"sampling.{name}")
     check_logit_bias(request.sampling.logit_bias, vocab_size, field="sampling.logit_bias")
-
-
-def check_logprobs(request: inference_service_pb2.GenerateRequest) -> None:
-    """
-    Check the number of likeliest ids that are asked for.
-
-    Raises:
-        InvalidParameter: It is too large.
-    """
-    if request.HasField("logprobs") and request.logprobs > MAX_LOGPROBS:
-        raise InvalidParameter(
-            f"logprobs must be in [0, {MAX_LOGPROBS}], got {request.logprobs}.", field="logprobs"
-        )
 
 
 def check_logit_bias(bias: Mapping[int, float], vocab_size: int, *, field: str) -> None:
@@ -102,7 +88,8 @@ def resolve_sampling(
     given: dict[str, Any] = {param.name: value for param, value in request.sampling.ListFields()}
     given["min_tokens"] = request.stopping.min_tokens
     given["seed"] = given["seed"] if "seed" in given else choose_seed()
-    given["logprobs"] = request.logprobs if request.HasField("logprobs") else None
+    response = request.response
+    given["logprobs"] = response.logprobs if response.HasField("logprobs") else None
     return row_params(given, defaults, end_ids)
 
 
@@ -130,10 +117,10 @@ def row_params(
     )
 
 
-def resolved_message(sampling: SamplingParams) -> request_pb2.ResolvedParams:
-    """Return the part of ResolvedParams that tells a client its sampling params."""
+def sampling_message(sampling: SamplingParams) -> request_pb2.SamplingParams:
+    """Return the sampling params as a client is told them, every field set."""
     told: dict[str, Any] = {name: getattr(sampling, name) for name in _TOLD_PARAMS}
-    return request_pb2.ResolvedParams(**told, logit_bias=dict(sampling.logit_bias))
+    return request_pb2.SamplingParams(**told, logit_bias=dict(sampling.logit_bias))
 
 
 def _shortest(value: float) -> str:

@@ -6,16 +6,15 @@ Field paths start at GenerateRequest.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_svc.frontend.request.sampling import (
-    check_logprobs,
-    check_sampling,
-    resolve_sampling,
-)
+from scheduler_svc.frontend.request.chat import MESSAGES
+from scheduler_svc.frontend.request.response import check_response
+from scheduler_svc.frontend.request.sampling import check_sampling, resolve_sampling
 from scheduler_svc.ipc.messages import Model
 from tandem.errors import EmptyPrompt, InvalidModel, InvalidParameter
 from tandem.inference.v1 import inference_service_pb2, request_pb2
@@ -24,13 +23,14 @@ from tandem.sampling_params import SamplingParams
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_TENANT_CHARS = 128
-MAX_IDEMPOTENCY_KEY_CHARS = 128
+MAX_ATTEMPT_KEY_CHARS = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 64
-MAX_CHAT_MESSAGES = 4096
 MAX_CHOICES = 16
 MAX_CACHE_SALT_BYTES = 256
+MIN_LIMIT_S = 0.001
+"""Shortest time limit of a request, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,8 @@ class CheckedParams:
     stop_token_ids: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
     """Empty under `ignore_eos`."""
-    time_limit_ms: int | None
+    time_limit_s: float | None
+    queue_limit_s: float | None
     num_choices: int
 
 
@@ -85,7 +86,8 @@ def check_params(
         stop=tuple(stopping.stop),
         stop_token_ids=stop_token_ids,
         eos_token_ids=eos_token_ids,
-        time_limit_ms=request.time_limit_ms if request.HasField("time_limit_ms") else None,
+        time_limit_s=request.time_limit_s if request.HasField("time_limit_s") else None,
+        queue_limit_s=request.queue_limit_s if request.HasField("queue_limit_s") else None,
         num_choices=num_choices,
     )
 
@@ -94,20 +96,22 @@ def _check_plain(request: inference_service_pb2.GenerateRequest) -> None:
     """Check the fields that need neither model nor defaults."""
     if request.HasField("request_id"):
         check_request_id(request.request_id)
-    if request.HasField("idempotency_key"):
+    if request.HasField("attempt_key"):
         check_name(
-            request.idempotency_key,
-            field="idempotency_key",
+            request.attempt_key,
+            field="attempt_key",
             at_least=1,
-            at_most=MAX_IDEMPOTENCY_KEY_CHARS,
+            at_most=MAX_ATTEMPT_KEY_CHARS,
         )
     _check_sharing(request)
-    if request.HasField("time_limit_ms") and request.time_limit_ms < 1:
-        raise InvalidParameter(
-            f"time_limit_ms must be at least 1, got {request.time_limit_ms}.",
-            field="time_limit_ms",
-        )
-    check_logprobs(request)
+    for name in ("time_limit_s", "queue_limit_s"):
+        limit_s = getattr(request, name)
+        if request.HasField(name) and not MIN_LIMIT_S <= limit_s < math.inf:
+            raise InvalidParameter(
+                f"{name} must be a finite number of at least {MIN_LIMIT_S:g}, got {limit_s:g}.",
+                field=name,
+            )
+    check_response(request)
 
 
 def check_name(text: str, *, field: str, at_least: int, at_most: int) -> None:
@@ -140,6 +144,11 @@ def check_request_id(request_id: str) -> None:
     check_name(request_id, field="request_id", at_least=1, at_most=MAX_REQUEST_ID_CHARS)
 
 
+def is_request_id(text: str) -> bool:
+    """Return True for a text that can be the id of a request."""
+    return 1 <= len(text) <= MAX_REQUEST_ID_CHARS and text.isprintable()
+
+
 def check_tenant(tenant: str) -> None:
     """
     Check the name of a tenant; an empty one means no tenant.
@@ -152,11 +161,10 @@ def check_tenant(tenant: str) -> None:
 
 def check_prompt_shape(request: inference_service_pb2.GenerateRequest) -> str:
     """
-    Check that there is a prompt, and return the path of its field.
+    Check that there is a prompt, and return the path of its field; `read_chat` checks a chat.
 
     Raises:
         EmptyPrompt: There is no prompt, or it is empty.
-        InvalidParameter: There are over `MAX_CHAT_MESSAGES` messages, or one has no role.
     """
     kind = request.WhichOneof("prompt")
     if kind is None:
@@ -169,8 +177,7 @@ def check_prompt_shape(request: inference_service_pb2.GenerateRequest) -> str:
         if not request.token_ids.ids:
             raise EmptyPrompt("token_ids must have at least one id.", field="token_ids.ids")
         return "token_ids.ids"
-    _check_chat(request.chat, "chat.messages")
-    return "chat.messages"
+    return MESSAGES
 
 
 def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
@@ -275,16 +282,3 @@ def _check_stopping(stopping: request_pb2.StoppingParams, model: Model, path: st
             field=f"{path}stop_token_ids",
         )
     check_token_ids(stopping.stop_token_ids, model.vocab_size, field=f"{path}stop_token_ids")
-
-
-def _check_chat(chat: request_pb2.ChatMessages, path: str) -> None:
-    if not chat.messages:
-        raise EmptyPrompt("chat must have at least one message.", field=path)
-    if len(chat.messages) > MAX_CHAT_MESSAGES:
-        raise InvalidParameter(
-            f"chat must have at most {MAX_CHAT_MESSAGES} messages, got {len(chat.messages)}.",
-            field=path,
-        )
-    for at, message in enumerate(chat.messages):
-        if not message.role:
-            raise InvalidParameter("role must not be empty.", field=f"{path}[{at}].role")

@@ -26,16 +26,22 @@ def _no_text(_token_id: int) -> str:
 
 
 class OutputDelta(NamedTuple):
-    """New output of one choice; `text_of` returns the text of a token by itself, for logprobs."""
+    """
+    New output of one choice; `text_of` returns the text of a token by itself, for logprobs. The
+    client may have asked for a response `with_text` or `with_ids` only.
+    """
 
     choice: int
     chunk: OutputChunk
     text_of: Callable[[int], str] = _no_text
+    with_text: bool = True
+    with_ids: bool = True
 
     def encode(self) -> bytes:
         """Return a serialized GenerateResponse."""
-        choice, chunk, _ = self
-        ids, text = array("i", chunk.token_ids).tobytes(), chunk.text.encode()
+        choice, chunk, _, with_text, with_ids = self
+        ids = array("i", chunk.token_ids).tobytes() if with_ids else b""
+        text = chunk.text.encode() if with_text else b""
         delta = b"".join(
             (
                 _CHOICE + varint(choice) if choice else b"",
@@ -53,7 +59,7 @@ class OutputDelta(NamedTuple):
 
 def logprobs_of(delta: OutputDelta) -> list[TokenLogprobs]:
     """Return the logprobs of each token; empty if the request did not ask for them."""
-    _, chunk, text_of = delta
+    chunk, text_of = delta.chunk, delta.text_of
     return [
         TokenLogprobs(
             logprob=logprob,

@@ -236,6 +236,11 @@ class StreamInbox:
         """True once the request was accepted and all its choices are over."""
         return self.accepted is not None and all(choice.is_over for choice in self.choices)
 
+    @property
+    def is_over(self) -> bool:
+        """True once nothing more comes: all choices are over, or the request failed."""
+        return self.is_closed or all(choice.is_over for choice in self.choices)
+
     def accept(self, accepted: Accepted) -> None:
         """Note that the core accepted the request."""
         self.accepted = accepted

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from scheduler_svc.core.request.events import ProgressKind
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.frontend.stream.delta import OutputDelta
 from scheduler_svc.frontend.stream.inbox import ChoiceNews, News, StreamInbox
-from scheduler_svc.frontend.text.output import ChoiceStart, OutputText, PriorEnd
+from scheduler_svc.frontend.text.output import ChoiceStart, OutputChunk, OutputText, PriorEnd
 from scheduler_svc.ipc.messages import Accepted, StreamEnd, StreamProgress
 from tandem.errors import InternalError
-from tandem.inference.v1 import stream_pb2
+from tandem.inference.v1 import request_pb2, stream_pb2
 from tandem.inference.v1.inference_service_pb2 import GenerateResponse
 
 Message = GenerateResponse | OutputDelta
@@ -53,7 +55,8 @@ async def stream_messages(
             raise refusal
     yield GenerateResponse(started=_as_accepted(started, inbox.accepted))
 
-    choices = [_Choice(number, start, text_of) for number, start in enumerate(starts)]
+    response = started.response
+    choices = [_Choice(number, start, text_of, response) for number, start in enumerate(starts)]
     for choice in choices:
         if choice.prior_end is not None:
             yield _finished_before(choice.number, choice.output, choice.prior_end)
@@ -74,7 +77,16 @@ async def stream_messages(
         if all(choice.is_over for choice in choices):
             yield _done(choices, started)
             return
-        await inbox.wait()
+        await _next_news(inbox, response.min_delta_interval_s if deltas else 0.0)
+
+
+async def _next_news(inbox: StreamInbox, interval_s: float) -> None:
+    """Wait for news, and no less than `interval_s`, unless the request is over before."""
+    end_s = asyncio.get_running_loop().time() + interval_s
+    await inbox.wait()
+    while not inbox.is_over and (left_s := end_s - asyncio.get_running_loop().time()) > 0:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(inbox.wait(), left_s)
 
 
 class _Choice:
@@ -83,6 +95,7 @@ class _Choice:
     __slots__ = (
         "_is_end_asked",
         "_is_over_before",
+        "_response",
         "_text_of",
         "end",
         "number",
@@ -90,7 +103,14 @@ class _Choice:
         "prior_end",
     )
 
-    def __init__(self, number: int, start: ChoiceStart, text_of: Callable[[int], str]) -> None:
+    def __init__(
+        self,
+        number: int,
+        start: ChoiceStart,
+        text_of: Callable[[int], str],
+        response: request_pb2.ResponseOptions,
+    ) -> None:
+        self._response = response
         self._is_end_asked = False
         self._text_of = text_of
         self._is_over_before = start.is_over
@@ -113,9 +133,7 @@ class _Choice:
             for token_id, logprob in zip(news.token_ids, news.logprobs, strict=True):
                 output.push(token_id, logprob)
         chunk = output.take() if end is None else output.finish()
-        found: list[Message] = (
-            [] if chunk is None else [OutputDelta(self.number, chunk, self._text_of)]
-        )
+        found: list[Message] = [] if chunk is None else [self._delta(chunk)]
         if end is None:
             if output.stopped is not None and not self._is_end_asked:
                 self._is_end_asked = True
@@ -129,13 +147,24 @@ class _Choice:
         self.end = end
         return [*found, _finished(self.number, output, end)]
 
+    def _delta(self, chunk: OutputChunk) -> OutputDelta:
+        return OutputDelta(
+            self.number,
+            chunk,
+            self._text_of,
+            with_text=not self._response.omit_text,
+            with_ids=not self._response.omit_token_ids,
+        )
+
 
 def _as_accepted(started: stream_pb2.Started, accepted: Accepted) -> stream_pb2.Started:
     """Return Started with the lengths that the core decided, as it knows the size of KV memory."""
     started.truncated_prompt_tokens += accepted.num_truncated_tokens
     started.prompt_tokens -= accepted.num_truncated_tokens
     if accepted.max_tokens is not None:
-        started.resolved_params.max_tokens = accepted.max_tokens
+        if accepted.max_tokens < started.stopping.max_tokens:
+            started.stopping.clamp_max_tokens = True  # the end of the memory ends the output
+        started.stopping.max_tokens = accepted.max_tokens
     return started
 
 

@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
@@ -21,6 +22,50 @@ MAX_RENDER_S = 5.0
 FIELD = "chat.messages"
 _TICK = "_tick"
 _MAX_PRODUCT_LEN = 1 << 20
+
+
+RESERVED_ARGS = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
+    | {"bos_token", "eos_token", "pad_token", "unk_token", _TICK}
+)
+"""Variables of a template that no client may set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """
+    Variables that a chat template is rendered with.
+
+    Attributes:
+        messages: Messages, oldest first, with the keys that templates know.
+        tools: Definitions of tools; empty for none.
+        template_args: More variables.
+        add_generation_prompt: The opening of an assistant turn comes at the end.
+        continue_final_message: The text ends with that of the last message.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Variables of the template, but for the server's own functions and special tokens."""
+        return {
+            "messages": list(self.messages),
+            "add_generation_prompt": self.add_generation_prompt,
+            "tools": list(self.tools) or None,
+            "documents": None,
+            **self.template_args,
+        }
+
+    @property
+    def final_text(self) -> str:
+        """Text of the last message."""
+        content = self.messages[-1].get("content") or ""
+        return content if isinstance(content, str) else str(content[-1]["text"])
 
 
 class ChatTemplate:
@@ -62,16 +107,16 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, str]],
+        conversation: Conversation,
         *,
         max_chars: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> str:
         """
-        Render a conversation as a prompt, with the opening of an assistant turn at its end.
+        Render a conversation as a prompt.
 
         Args:
-            messages: Messages with "role" and "content", oldest first.
+            conversation: Its messages, and the template's other variables.
             max_chars: Longest prompt that can be used, in characters.
             clock: Returns seconds, for the limit on rendering time.
 
@@ -87,12 +132,7 @@ class ChatTemplate:
 
         try:
             for part in self._template.generate(
-                messages=list(messages),
-                add_generation_prompt=True,
-                tools=None,
-                documents=None,
-                **{_TICK: tick},
-                **self._special_tokens,
+                **conversation.variables, **{_TICK: tick}, **self._special_tokens
             ):
                 parts.append(part)
                 num_chars += len(part)
@@ -119,7 +159,12 @@ class ChatTemplate:
                 f"the chat template cannot write these messages: {type(error).__name__}: {error}",
                 field=FIELD,
             ) from error
-        return "".join(parts)
+        text = "".join(parts)
+        return (
+            _cut_after(text, conversation.final_text)
+            if conversation.continue_final_message
+            else text
+        )
 
 
 _TEMPLATE_FAULTS = (
@@ -159,6 +204,24 @@ class _Sandbox(ImmutableSandboxedEnvironment):
                 if is_long and len(many) * times > _MAX_PRODUCT_LEN:
                     raise SecurityError(f"a product longer than {_MAX_PRODUCT_LEN}")
         return super().call_binop(context, operator, left, right)
+
+
+def _cut_after(text: str, final_text: str) -> str:
+    """
+    Return the rendered text up to the end of the last message's text, which templates may strip.
+
+    Raises:
+        ChatTemplateError: The template does not write that text.
+    """
+    kept = final_text if final_text in text else final_text.strip()
+    at = text.rfind(kept)
+    if at < 0:
+        raise ChatTemplateError(
+            "the chat template does not write the last message as it is, so that it cannot be "
+            "continued",
+            field=FIELD,
+        )
+    return text[: at + len(kept)]
 
 
 def _with_ticks(template: nodes.Template) -> nodes.Template:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from scheduler_svc.frontend.text.chat_template import ChatTemplate
+from scheduler_svc.frontend.text.chat_template import ChatTemplate, Conversation
 from scheduler_svc.frontend.text.detokenizer import Detokenizer, NoText
 from scheduler_svc.frontend.text.vocabulary import (
     DetokenizerFactory,
@@ -155,9 +156,7 @@ class TextModel:
             InvalidParameter: The model has no tokenizer.
         """
         if self._plain is None:
-            raise InvalidParameter(
-                "this model has no tokenizer, so a prompt must be given as token_ids", field="text"
-            )
+            raise _no_tokenizer()
         encoding = self._plain.encode(text)
         ids: list[int] = encoding.ids
         # A rule that also closes the sequence (an EOS, say) is for training: output must follow.
@@ -167,16 +166,39 @@ class TextModel:
             end -= 1
         return ids[:end] if end else ids
 
-    def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], *, max_prompt_len: int
-    ) -> list[int]:
+    def encode_marked(self, text: str) -> list[int]:
+        """
+        Return the ids of a prompt that its author has rendered: special tokens are recognised in
+        it, and no token is put in front.
+
+        Raises:
+            InvalidParameter: The model has no tokenizer.
+        """
+        if self._marked is None:
+            raise _no_tokenizer()
+        ids: list[int] = self._marked.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, keep_special_tokens: bool) -> str:
+        """
+        Return the text of ids.
+
+        Raises:
+            InvalidParameter: The model has no tokenizer.
+        """
+        if self._plain is None:
+            raise _no_tokenizer()
+        text: str = self._plain.decode(list(token_ids), skip_special_tokens=not keep_special_tokens)
+        return text
+
+    def encode_chat(self, conversation: Conversation, *, max_prompt_len: int) -> list[int]:
         """
         Return the ids of a conversation as the chat template writes it.
 
         Special tokens are recognised in the template's text, never in the text of a message.
 
         Args:
-            messages: Messages with "role" and "content".
+            conversation: Its messages, and the template's other variables.
             max_prompt_len: Longest prompt that can be used, in tokens.
 
         Raises:
@@ -189,8 +211,8 @@ class TextModel:
             )
         limit = self._max_token_bytes * (max_prompt_len + 1)
         max_chars = 2**26 if math.isinf(limit) else max(int(limit), 65536)
-        guard = _Guard(self._special_pattern, messages)
-        rendered = self._chat_template.render(guard.messages, max_chars=max_chars)
+        guard = _Guard(self._special_pattern, conversation)
+        rendered = self._chat_template.render(guard.conversation, max_chars=max_chars)
         if not guard.is_needed:
             ids: list[int] = self._marked.encode(rendered, add_special_tokens=False).ids
             return ids
@@ -216,21 +238,22 @@ class TextModel:
 
 class _Guard:
     """
-    Guard against special tokens in the text of messages: it replaces each by a private-use
+    Guard against special tokens in the text of a conversation: it replaces each by a private-use
     character while the template is rendered, so that the tokenizer does not recognise it.
 
-    Only messages that contain one are changed.
+    Only conversations that contain one are changed.
 
     Attributes:
-        is_needed: True if a message contains the text of a special token.
-        messages: The messages with these texts replaced.
+        is_needed: True if a text contains a special token.
+        conversation: The conversation with these texts replaced.
     """
 
-    def __init__(self, pattern: re.Pattern[str], messages: Sequence[Mapping[str, str]]) -> None:
-        texts = [text for message in messages for text in message.values()]
+    def __init__(self, pattern: re.Pattern[str], conversation: Conversation) -> None:
+        values = [conversation.messages, conversation.tools, conversation.template_args]
+        texts = [text for value in values for text in _texts_in(value)]
         found = sorted({hit for text in texts for hit in pattern.findall(text)})
         self.is_needed = bool(found)
-        self.messages = messages
+        self.conversation = conversation
         if not found:
             return
         used: set[str] = set().union(*texts)
@@ -243,17 +266,48 @@ class _Guard:
                 field="chat.messages",
             )
         self._shown = str.maketrans({char: text for text, char in self._hidden.items()})
-        self.messages = [
-            {name: pattern.sub(self._hide, text) for name, text in message.items()}
-            for message in messages
-        ]
 
-    def _hide(self, found: re.Match[str]) -> str:
-        return self._hidden[found[0]]
+        def hide(text: str) -> str:
+            return pattern.sub(lambda hit: self._hidden[hit[0]], text)
+
+        messages, tools, template_args = (_with_texts(value, hide) for value in values)
+        self.conversation = replace(
+            conversation, messages=messages, tools=tools, template_args=template_args
+        )
 
     def restore(self, text: str) -> str:
         """Return `text` with the original texts of the messages."""
         return text.translate(self._shown)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Yield all texts of a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield key
+            yield from _texts_in(one)
+    elif isinstance(value, Sequence):
+        for one in value:
+            yield from _texts_in(one)
+
+
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value with all texts changed, keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key): _with_texts(one, change) for key, one in value.items()}
+    if isinstance(value, Sequence):
+        return [_with_texts(one, change) for one in value]
+    return value
+
+
+def _no_tokenizer() -> InvalidParameter:
+    return InvalidParameter(
+        "this model has no tokenizer, so a prompt must be given as token_ids", field="text"
+    )
 
 
 def _special_texts(tokenizer: Tokenizer) -> dict[str, int]:

@@ -10,6 +10,8 @@ import structlog
 
 from scheduler_svc.config.settings import LoadedSettings
 from scheduler_svc.core.request.request import FinishReason
+from scheduler_svc.core.request.tenant import NO_TENANT
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.executor_client.session import ExecutorSession
 from scheduler_svc.ipc.messages import Query, Reply
 from scheduler_svc.ipc.snapshot import (
@@ -39,6 +41,7 @@ from tandem.errors import (
     EventsNotTracked,
     ExecutorLost,
     InternalError,
+    InvalidParameter,
     NoExecutor,
     RequestNotFound,
     TandemError,
@@ -196,8 +199,9 @@ class Queries:
                 f"no live request has the id {request_id!r}: nothing was accepted yet",
                 field="request_id",
             )
-        core.end_request(request_id, FinishReason.CANCELLED, now, tenant=wanted.tenant)
-        _log.info("request_aborted", request_id=request_id, tenant=wanted.tenant)
+        tenant = _tenant_of(request_id, core) if wanted.tenant is None else wanted.tenant
+        core.end_request(request_id, FinishReason.CANCELLED, now, tenant=tenant)
+        _log.info("request_aborted", request_id=request_id, tenant=tenant)
         return AbortResult()
 
     def _requests(self, argument: bytes, now: float) -> RequestList:
@@ -277,3 +281,19 @@ class Queries:
 
 def _reply(query_id: int, result: msgspec.Struct | Stats) -> Reply:
     return Reply(query_id=query_id, result=encode_json(result), error=None)
+
+
+def _tenant_of(request_id: str, core: Scheduler) -> str:
+    """
+    Return the tenant of the live request with an id; no tenant if there is no such request.
+
+    Raises:
+        InvalidParameter: Several tenants have one.
+    """
+    tenants = {row.tenant for row in core.list_requests() if row.request_id == request_id}
+    if len(tenants) > 1:
+        raise InvalidParameter(
+            f"{len(tenants)} tenants have a live request with the id {request_id!r}: name one.",
+            field="tenant",
+        )
+    return next(iter(tenants), NO_TENANT)

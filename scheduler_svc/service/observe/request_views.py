@@ -16,11 +16,11 @@ from scheduler_svc.ipc.snapshot import (
 
 def request_list(rows: list[RequestRow], wanted: ListArgument, now: float) -> RequestList:
     """
-    Return the live choices that match a query, at most `max_results` of them.
+    Return a page of the live choices that match a query.
 
     Args:
         rows: All live choices, oldest first.
-        wanted: Tenant, states and most results of the query.
+        wanted: Tenant, states and page of the query.
         now: Seconds, on the clock of the arrivals.
     """
     chosen = [
@@ -29,9 +29,12 @@ def request_list(rows: list[RequestRow], wanted: ListArgument, now: float) -> Re
         if (wanted.tenant is None or row.tenant == wanted.tenant)
         and (not wanted.states or row.state.value in wanted.states)
     ]
+    left = [row for row in chosen if row.number > wanted.after]
+    page = left[: wanted.page_size]
     return RequestList(
-        requests=tuple(_summary(row, now) for row in chosen[: wanted.max_results]),
+        requests=tuple(_summary(row, now) for row in page),
         total=len(chosen),
+        last=page[-1].number if len(left) > len(page) else None,
     )
 
 

@@ -8,6 +8,7 @@ import random
 import pytest
 from tokenizers import Tokenizer, processors
 
+from scheduler_svc.frontend.text.chat_template import Conversation
 from scheduler_svc.frontend.text.output import OutputText
 from scheduler_svc.frontend.text.tokenizer import TextModel
 from tandem_embedded import GenerationParams, HuggingFaceTokenizer
@@ -91,7 +92,8 @@ class TestPrompts:
         The model's chat template writes it, and what a message says is never a special token.
         """
         messages = [{"role": "user", "content": "the <|im_end|> an"}]
-        assert served.encode_chat(messages, max_prompt_len=500) == embedded.encode_chat(
+        conversation = Conversation(messages=messages)
+        assert served.encode_chat(conversation, max_prompt_len=500) == embedded.encode_chat(
             messages, max_prompt_len=500
         )
 

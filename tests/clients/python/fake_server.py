@@ -6,61 +6,27 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from tandem.admin.v1 import admin_service_pb2 as admin
 from tandem.admin.v1 import admin_service_pb2_grpc as admin_grpc
-from tandem.admin.v1 import requests_pb2, stats_pb2
 from tandem.common.v1 import finish_reason_pb2
-from tandem.errors import EventsNotTracked, RequestNotFound, TandemError
+from tandem.errors import ModelNotFound, RequestNotFound, TandemError
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
-from tandem.inference.v1 import request_pb2, stream_pb2
+from tandem.inference.v1 import model_pb2, request_pb2, stream_pb2, tokens_pb2
 from tandem.status import to_grpc_status
+from tests.clients.python.fake_admin import FakeAdmin, Seen
 
 ANSWER = "Tandem rides uphill, two by two."
 """Answer of the fake server; its token i is the code of character i."""
 CHOSEN_SEED = 42
+MODEL, ADAPTER = "fake", "fake-adapter"
 PATIENCE_S = 60.0
 """Seconds to wait for what must come: a slow machine takes its time."""
-REQUESTS = (
-    requests_pb2.RequestSummary(
-        request_id="first",
-        state=requests_pb2.REQUEST_STATE_DECODE,
-        tenant="alice",
-        priority=-1,
-        prompt_tokens=30,
-        output_tokens=4,
-        cached_tokens=16,
-        age_s=1.25,
-        preemptions=2,
-        time_to_first_token_s=0.5,
-    ),
-    requests_pb2.RequestSummary(
-        request_id="second", choice=1, state=requests_pb2.REQUEST_STATE_WAITING
-    ),
-)
-EVENTS = (
-    requests_pb2.RequestEvent(kind=requests_pb2.REQUEST_EVENT_KIND_ADD),
-    requests_pb2.RequestEvent(
-        kind=requests_pb2.REQUEST_EVENT_KIND_GENERATED_TOKEN,
-        at_s=0.25,
-        token_id=70,
-        blocks=requests_pb2.BlockStats(used_blocks=1, cached_blocks=2, free_blocks=3),
-        dropped_events=5,
-    ),
-    requests_pb2.RequestEvent(
-        kind=requests_pb2.REQUEST_EVENT_KIND_FINISH,
-        at_s=0.5,
-        detail="EOS",
-        time_to_first_token_s=0.25,
-    ),
-)
-SETTINGS = (("block_size", "16", "default"), ("listen", '"127.0.0.1:1"', "flag"))
 
 
 @dataclass
@@ -85,68 +51,29 @@ class Act:
     """Text about the server in its progress messages."""
 
 
-def _set_event() -> threading.Event:
-    event = threading.Event()
-    event.set()
-    return event
-
-
-@dataclass
-class Seen:
-    """Requests that the server got, and its settings, for assertions."""
-
-    generate: list[inference.GenerateRequest] = field(default_factory=list)
-    complete: list[inference.CompleteRequest] = field(default_factory=list)
-    metadata: list[dict[str, str]] = field(default_factory=list)
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    hanging: threading.Event = field(default_factory=threading.Event)
-    drain_grace_s: list[float | None] = field(default_factory=list)
-    listed: list[requests_pb2.ListRequestsRequest] = field(default_factory=list)
-    num_flushes: int = 0
-    num_looks: int = 0
-    """Calls of GetStats: each finds the server 1.5 s older."""
-    answers_looks: threading.Event = field(default_factory=_set_event)
-    """Event that must be set for GetStats to answer."""
-    model: str = "fake"
-    live: list[requests_pb2.RequestSummary] | None = None
-    """Requests that ListRequests finds; None = `REQUESTS`, and more that it leaves off."""
-    token_ids_only: bool = False
-    """True for a model without a tokenizer, and so without text and chats."""
-    model_error: TandemError | None = None
-    """Error that GetModel fails with."""
-    executor_refusal: str = ""
-    """Refusal of the executor, as GetStats tells it."""
-    suspensions: list[int | None] = field(default_factory=list)
-    """Modes of suspensions, None for a resumption, in order."""
-    profiled: list[admin.ProfileRequest] = field(default_factory=list)
-    profile: list[admin.ProfileResponse | TandemError] = field(default_factory=list)
-    """Messages that Profile answers; an error ends it."""
-
-
-def resolved(request: inference.GenerateRequest) -> request_pb2.ResolvedParams:
+def sampling_of(request: inference.GenerateRequest) -> request_pb2.SamplingParams:
     """Fill in defaults as a server does."""
-    sampling, stopping = request.sampling, request.stopping
-    return request_pb2.ResolvedParams(
-        temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p if sampling.HasField("top_p") else 0.9,
-        seed=sampling.seed if sampling.HasField("seed") else CHOSEN_SEED,
-        max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else 100,
-        stop=stopping.stop,
-        stop_token_ids=stopping.stop_token_ids,
-        ignore_eos=stopping.ignore_eos,
-        n=num_choices(request),
-        priority=request.priority,
-        repetition_penalty=(
-            sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
-        ),
-        frequency_penalty=sampling.frequency_penalty,
-        presence_penalty=sampling.presence_penalty,
-        min_p=sampling.min_p,
-        logit_bias=sampling.logit_bias,
-        min_tokens=stopping.min_tokens,
-        logprobs=request.logprobs if request.HasField("logprobs") else None,
+    sampling = request_pb2.SamplingParams(
+        temperature=1.0,
+        top_k=0,
+        top_p=0.9,
+        seed=CHOSEN_SEED,
+        repetition_penalty=1.0,
+        frequency_penalty=0.0,
+        presence_penalty=0.0,
+        min_p=0.0,
     )
+    sampling.MergeFrom(request.sampling)
+    return sampling
+
+
+def stopping_of(request: inference.GenerateRequest) -> request_pb2.StoppingParams:
+    """Fill in defaults as a server does."""
+    stopping = request_pb2.StoppingParams(
+        max_tokens=100, ignore_eos=False, min_tokens=0, clamp_max_tokens=False
+    )
+    stopping.MergeFrom(request.stopping)
+    return stopping
 
 
 def num_choices(request: inference.GenerateRequest) -> int:
@@ -158,7 +85,12 @@ def started(request: inference.GenerateRequest, act: Act) -> stream_pb2.Started:
     """Return the first message of a stream."""
     return stream_pb2.Started(
         request_id=request.request_id or "chosen-id",
-        resolved_params=resolved(request),
+        sampling=sampling_of(request),
+        stopping=stopping_of(request),
+        response=request.response,
+        n=num_choices(request),
+        priority=request.priority,
+        model=MODEL,
         prompt_tokens=3,
         model_revision=act.revision,
         truncated_prompt_tokens=act.truncated,
@@ -194,9 +126,9 @@ def logprobs_of(
     """
     Return the log probabilities of these tokens, if the request asks; they are made up of ids.
     """
-    if not request.HasField("logprobs"):
+    if not request.response.HasField("logprobs"):
         return []
-    places = range(request.logprobs)
+    places = range(request.response.logprobs)
     return [
         stream_pb2.TokenLogprobs(
             logprob=-token_id / 64,
@@ -234,8 +166,8 @@ def pieces(act: Act, request: inference.GenerateRequest) -> Iterator[stream_pb2.
             yield stream_pb2.Delta(
                 choice=choice,
                 first_token_offset=offset,
-                token_ids=ids,
-                text=text,
+                token_ids=() if request.response.omit_token_ids else ids,
+                text="" if request.response.omit_text else text,
                 logprobs=logprobs_of(request, ids),
             )
             offsets[choice] += len(text)
@@ -309,6 +241,7 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
         )
 
     async def Abort(self, request, context):  # noqa: N802  # the rpc's name
+        self._seen.aborted.append(request)
         if request.request_id != "live":
             error = RequestNotFound(f"no live request has the id {request.request_id!r}")
             await context.abort_with_status(to_grpc_status(error))
@@ -317,17 +250,46 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
     async def GetModel(self, request, context):  # noqa: N802  # the rpc's name
         if self._seen.model_error is not None:
             await context.abort_with_status(to_grpc_status(self._seen.model_error))
-        return inference.GetModelResponse(
-            model="fake",
-            model_revision="revision-1",
+        if request.model not in ("", MODEL):
+            error = ModelNotFound(f"no model {request.model!r} is served", field="model")
+            await context.abort_with_status(to_grpc_status(error))
+        return model_pb2.GetModelResponse(model=self._model(MODEL))
+
+    async def ListModels(self, request, context):  # noqa: N802  # the rpc's name
+        """Tell two models, on a page each."""
+        if request.page_token == "second":
+            return model_pb2.ListModelsResponse(models=[self._model(ADAPTER)])
+        return model_pb2.ListModelsResponse(models=[self._model(MODEL)], next_page_token="second")
+
+    async def Tokenize(self, request, context):  # noqa: N802  # the rpc's name
+        self._seen.tokenized.append(request)
+        text = request.text or "".join(one.content for one in request.chat.messages)
+        return tokens_pb2.TokenizeResponse(
+            token_ids=map(ord, text),
+            token_texts=text if request.with_texts else (),
+            max_model_len=512,
+        )
+
+    async def Detokenize(self, request, context):  # noqa: N802  # the rpc's name
+        self._seen.detokenized.append(request)
+        return tokens_pb2.DetokenizeResponse(text="".join(map(chr, request.token_ids)))
+
+    def _model(self, name: str) -> model_pb2.Model:
+        has_text = not self._seen.token_ids_only
+        nothing_asked = inference.GenerateRequest()
+        return model_pb2.Model(
+            name=name,
+            revision="revision-1",
             architecture="FakeForCausalLM",
             vocab_size=128,
             max_model_len=512,
             eos_token_ids=[2],
             dtype="float32",
-            has_chat_template=not self._seen.token_ids_only,
-            token_ids_only=self._seen.token_ids_only,
-            default_params=request_pb2.ResolvedParams(temperature=1.0, top_p=0.9, max_tokens=100),
+            default_sampling=sampling_of(nothing_asked),
+            default_stopping=stopping_of(nothing_asked),
+            capabilities=model_pb2.ModelCapabilities(text=has_text, chat=has_text, logprobs=True),
+            max_request_bytes=1 << 24,
+            max_complete_bytes=1 << 21,
         )
 
     async def _hang(self) -> None:
@@ -336,90 +298,6 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
             await asyncio.Event().wait()
         finally:
             self._seen.cancelled.set()
-
-
-class FakeAdmin(admin_grpc.AdminServiceServicer):
-    """Fixed answers."""
-
-    def __init__(self, seen: Seen) -> None:
-        self._seen = seen
-
-    async def GetStats(self, request, context):  # noqa: N802  # the rpc's name
-        if not self._seen.answers_looks.is_set():
-            await asyncio.to_thread(self._seen.answers_looks.wait, PATIENCE_S)
-        self._seen.num_looks += 1
-        looks = self._seen.num_looks
-        return stats_pb2.GetStatsResponse(
-            running_requests=2,
-            used_blocks=5,
-            cached_blocks=3,
-            free_blocks=1,
-            total_blocks=9,
-            token_usage=5 / 9,
-            uptime_s=1.5 * looks,
-            prefix_cache_lookup_tokens=200 * looks,
-            prefix_cache_hit_tokens=50 * looks,
-            output_tokens=300 * looks,
-            prefill_tokens=1_500 * looks,
-            first_tokens=2 * looks,
-            time_to_first_token_s=0.25 * looks,
-            next_tokens=100 * looks,
-            inter_token_s=1.25 * looks,
-            model=self._seen.model,
-            dtype="float32",
-            max_model_len=512,
-            block_size=16,
-            retractions=4,
-            refused_by_limit={"max_num_seqs": 6},
-            schedule_policy="lpm",
-            executor_refusal=self._seen.executor_refusal,
-            steps=200 * looks,
-            graph_steps=150 * looks,
-            executor_queued_s=0.1 * looks,
-            executor_forward_s=1.0 * looks,
-            executor_sample_s=0.25 * looks,
-        )
-
-    async def Drain(self, request, context):  # noqa: N802  # the rpc's name
-        grace = request.grace_s if request.HasField("grace_s") else None
-        self._seen.drain_grace_s.append(grace)
-        return admin.DrainResponse(remaining_requests=1)
-
-    async def GetConfig(self, request, context):  # noqa: N802  # the rpc's name
-        entries = [admin.ConfigEntry(name=n, json_value=v, source=s) for n, v, s in SETTINGS]
-        return admin.GetConfigResponse(entries=entries)
-
-    async def ListRequests(self, request, context):  # noqa: N802  # the rpc's name
-        self._seen.listed.append(request)
-        live = self._seen.live
-        if live is None:
-            return requests_pb2.ListRequestsResponse(requests=REQUESTS, total=7)
-        return requests_pb2.ListRequestsResponse(requests=live, total=len(live))
-
-    async def GetRequestEvents(self, request, context):  # noqa: N802  # the rpc's name
-        if request.request_id == "untracked":
-            error = EventsNotTracked("events of requests are not kept")
-            await context.abort_with_status(to_grpc_status(error))
-        return requests_pb2.GetRequestEventsResponse(events=EVENTS)
-
-    async def Suspend(self, request, context):  # noqa: N802  # the rpc's name
-        self._seen.suspensions.append(request.kv_mode)
-        return admin.SuspendResponse(device_memory_bytes=3 * 2**20)
-
-    async def Resume(self, request, context):  # noqa: N802  # the rpc's name
-        self._seen.suspensions.append(None)
-        return admin.ResumeResponse()
-
-    async def Profile(self, request, context):  # noqa: N802  # the rpc's name
-        self._seen.profiled.append(request)
-        for message in self._seen.profile:
-            if isinstance(message, TandemError):
-                await context.abort_with_status(to_grpc_status(message))
-            yield message
-
-    async def FlushPrefixCache(self, request, context):  # noqa: N802  # the rpc's name
-        self._seen.num_flushes += 1
-        return admin.FlushPrefixCacheResponse(freed_blocks=12)
 
 
 @dataclass

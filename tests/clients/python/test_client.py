@@ -273,10 +273,10 @@ class TestResume:
             list(prior.token_ids),
             prior.finished,
         )
-        assert 32 == len(first.idempotency_key)
-        assert first.idempotency_key == second.idempotency_key
+        assert 32 == len(first.attempt_key)
+        assert first.attempt_key == second.attempt_key
         assert ["x"] == list(second.stopping.stop)
-        assert not second.stopping.HasField("max_tokens")
+        assert (0, 100) == (first.stopping.max_tokens, second.stopping.max_tokens)
 
     def test_rest_is_drawn_as_the_beginning_was(self, client, server):
         """
@@ -439,7 +439,7 @@ class TestUnaryCalls:
             model.max_model_len,
             model.eos_token_ids,
         )
-        assert model.has_chat_template
+        assert model.capabilities.chat
 
     def test_metadata_goes_with_every_call(self, server):
         """

@@ -67,12 +67,12 @@ class TestRequest:
         )
         assert {7: 2.0, 3: -100.0} == dict(sampling.logit_bias)
         assert 4 == request.stopping.min_tokens
-        assert request.HasField("logprobs")
+        assert request.response.HasField("logprobs")
 
     @pytest.mark.parametrize(
         ("options", "field"),
         [
-            ({"logprobs": -1}, "logprobs"),
+            ({"logprobs": -1}, "response.logprobs"),
             ({"min_tokens": -1}, "stopping.min_tokens"),
             ({"repetition_penalty": "much"}, "sampling.repetition_penalty"),
             ({"logit_bias": {"the": 1.0}}, "sampling.logit_bias"),
@@ -125,7 +125,7 @@ class TestClient:
         broken = Act(num_tokens=9, error=NoExecutor("gone", retry_after_s=0.0))
         server.inference.acts = [broken, Act()]
         assert TOLD == told(client.generate("hi", logprobs=2))
-        assert [2, 2] == [request.logprobs for request in server.seen.generate]
+        assert [2, 2] == [request.response.logprobs for request in server.seen.generate]
 
     async def test_async_client_has_the_same(self, server):
         """
@@ -159,7 +159,7 @@ class TestCommand:
             sent.sampling.presence_penalty,
             sent.stopping.min_tokens,
         )
-        assert not sent.HasField("logprobs")
+        assert not sent.response.HasField("logprobs")
 
     @pytest.mark.parametrize("num_choices", [1, 2])
     def test_logprobs_are_printed_by_token(self, run, num_choices):

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tandem.admin.v1 import admin_service_pb2, requests_pb2
-from tandem.errors import EventsNotTracked
+from tandem.errors import EventsNotTracked, RequestNotFound
 from tandem_client import (
     NO_RETRY,
     AdminClient,
@@ -42,7 +42,7 @@ class TestAdminClient:
         Each entry has every field of the contract; a missing first token is None.
         """
         found = admin.list_requests(
-            max_results=5, tenant="", states=[RequestState.DECODE, RequestState.WAITING]
+            page_size=5, tenant="", states=[RequestState.DECODE, RequestState.WAITING]
         )
         first, second = found.requests
         assert ("first", RequestState.DECODE, "alice", -1, 30, 16, 4, 2, 0.5) == (
@@ -64,7 +64,7 @@ class TestAdminClient:
         assert 7 == found.total
         asked = server.seen.listed[0]
         assert (5, True, "", [3, 1]) == (
-            asked.max_results,
+            asked.page_size,
             asked.HasField("tenant"),
             asked.tenant,
             list(asked.states),
@@ -76,6 +76,47 @@ class TestAdminClient:
         """
         admin.list_requests()
         assert requests_pb2.ListRequestsRequest() == server.seen.listed[0]
+
+    def test_all_pages_are_iterated(self, admin, server):
+        """
+        `iter_requests` asks for page after page with the same choice, and only as far as it is read.
+        """
+        server.seen.live = [requests_pb2.RequestSummary(request_id=str(i)) for i in range(5)]
+        states = iter([RequestState.DECODE])
+        found = admin.iter_requests(page_size=2, tenant="t", states=states)
+        assert ["0", "1"] == [next(found).request_id, next(found).request_id]
+        assert 1 == len(server.seen.listed)
+        assert ["2", "3", "4"] == [one.request_id for one in found]
+        assert [("", 2, "t", [3]), ("2", 2, "t", [3]), ("4", 2, "t", [3])] == [
+            (one.page_token, one.page_size, one.tenant, list(one.states))
+            for one in server.seen.listed
+        ]
+
+    def test_page_says_where_the_next_begins(self, admin, server):
+        """
+        A page has the token of the next one; the last has none.
+        """
+        server.seen.live = [requests_pb2.RequestSummary(request_id=str(i)) for i in range(3)]
+        first = admin.list_requests(page_size=2)
+        last = admin.list_requests(page_size=2, page_token=first.next_page_token)
+        assert [("2", 3, 2), ("", 3, 1)] == [
+            (page.next_page_token, page.total, len(page.requests)) for page in (first, last)
+        ]
+
+    def test_operators_abort_of_any_tenant(self, admin, server):
+        """
+        `abort` names the tenant if it is given one, the empty one too; a dead id is not found.
+        """
+        for tenant in (None, "", "alice"):
+            admin.abort("live", tenant=tenant)
+        with pytest.raises(RequestNotFound):
+            admin.abort("gone")
+        assert [
+            requests_pb2.AbortRequest(request_id="live"),
+            requests_pb2.AbortRequest(request_id="live", tenant=""),
+            requests_pb2.AbortRequest(request_id="live", tenant="alice"),
+            requests_pb2.AbortRequest(request_id="gone"),
+        ] == server.seen.aborted_by_operator
 
     def test_events_are_plain_values(self, admin):
         """
@@ -186,7 +227,18 @@ class TestRequestsCommand:
         """
         run("requests", "--tenant", "t", "--state", "waiting", "--state", "paused", "--max", "3")
         asked = server.seen.listed[0]
-        assert ("t", [1, 5], 3) == (asked.tenant, list(asked.states), asked.max_results)
+        assert ("t", [1, 5], 3) == (asked.tenant, list(asked.states), asked.page_size)
+
+    def test_more_than_a_page_is_shown(self, run, server):
+        """
+        --max beyond the largest page takes several, and no more than it needs.
+        """
+        server.seen.live = [requests_pb2.RequestSummary(request_id=str(i)) for i in range(20_010)]
+        found = json.loads(run("requests", "--max", "20005", "--json").stdout)
+        assert (20_005, 20_010) == (len(found["requests"]), found["total"])
+        assert [("", 10_000), ("10000", 10_000), ("20000", 5)] == [
+            (one.page_token, one.page_size) for one in server.seen.listed
+        ]
 
     def test_json_is_only_json(self, run):
         """

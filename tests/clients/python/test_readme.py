@@ -134,7 +134,7 @@ class TestWholeClient:
             [len(one.token_ids) for one in seen.resume.choices] for seen in server.seen.generate
         ]
         assert [[], [3], [9]] == held
-        keys = {seen.idempotency_key for seen in server.seen.generate}
+        keys = {seen.attempt_key for seen in server.seen.generate}
         assert (1, 32) == (len(keys), len(keys.pop()))
 
     def test_two_choices_come_whole_with_the_end_of_the_request(self, server):

@@ -34,7 +34,7 @@ class TestGeneratedCode:
         """
         shutil.copytree(PROTOS, tmp_path / "protos")
         proto = tmp_path / "protos/tandem/common/v1/finish_reason.proto"
-        proto.write_text(proto.read_text().replace("CANCELLED = 7", "CANCELLED = 8"))
+        proto.write_text(proto.read_text().replace("CANCELLED = 7", "CANCELLED = 77"))
         (tmp_path / "protos/python/tandem/common/v1/orphan_pb2.py").write_text("")
         done = check(tmp_path / "protos")
         stale = {line for line in done.stderr.splitlines() if line.startswith("stale: ")}

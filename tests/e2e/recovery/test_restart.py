@@ -237,7 +237,7 @@ class TestDrain:
             call = generate(cluster.address, request)
             for message in call:
                 if message.HasField("started"):
-                    seed = message.started.resolved_params.seed
+                    seed = message.started.sampling.seed
                 ids += message.delta.token_ids
                 text += message.delta.text
                 if len(ids) >= ENOUGH:

@@ -9,7 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from scheduler_svc.frontend.metrics import HISTOGRAMS
+from scheduler_svc.frontend.operators.metrics import HISTOGRAMS
 from scheduler_svc.ipc.messages import Availability
 from scheduler_svc.ipc.snapshot import (
     ConfigEntry,

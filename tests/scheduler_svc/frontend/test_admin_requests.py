@@ -70,10 +70,10 @@ class TestListRequests:
     @pytest.mark.parametrize(
         ("sent", "asked"),
         [
-            ({}, {"max_results": 100, "tenant": None, "states": []}),
+            ({}, {"page_size": 100, "after": -1, "tenant": None, "states": []}),
             (
-                {"max_results": 5, "tenant": "", "states": [1, 3]},
-                {"max_results": 5, "tenant": "", "states": ["waiting", "decode"]},
+                {"page_size": 5, "page_token": "7", "tenant": "", "states": [1, 3]},
+                {"page_size": 5, "after": 7, "tenant": "", "states": ["waiting", "decode"]},
             ),
         ],
     )
@@ -94,8 +94,11 @@ class TestListRequests:
     @pytest.mark.parametrize(
         ("sent", "field"),
         [
-            ({"max_results": 0}, "max_results"),
-            ({"max_results": 10_001}, "max_results"),
+            ({"page_size": 0}, "page_size"),
+            ({"page_size": 10_001}, "page_size"),
+            ({"page_token": "seven"}, "page_token"),
+            ({"page_token": "\u0667"}, "page_token"),
+            ({"page_token": "9" * 19}, "page_token"),
             ({"tenant": "x" * 129}, "tenant"),
             ({"tenant": "\x1b[2J"}, "tenant"),
             ({"states": [1, 0]}, "states[1]"),
@@ -153,7 +156,7 @@ class TestGetRequestEvents:
         found = await within(
             admin.GetRequestEvents(requests.GetRequestEventsRequest(request_id="mine"))
         )
-        assert [{"request_id": "mine"}] == asked
+        assert [{"request_id": "mine", "tenant": None}] == asked
         first, last = found.events
         assert ("REQUEST_EVENT_KIND_GENERATED_TOKEN", 70, 2, 4) == (
             requests.RequestEventKind.Name(first.kind),

@@ -113,7 +113,7 @@ class TestChoices:
             await frontend.core.tokens(first + choice, 0, ids, end=end)
         answer = await within(call)
         assert [(0, "the"), (1, "fox")] == [(one.choice, one.text) for one in answer.completions]
-        assert 2 == answer.started.resolved_params.n
+        assert 2 == answer.started.n
 
     async def test_stop_string_ends_only_its_choice(self, frontend, stub):
         """
@@ -309,7 +309,7 @@ class TestTruncating:
         assert (20, 80, 12) == (
             started.prompt_tokens,
             started.truncated_prompt_tokens,
-            started.resolved_params.max_tokens,
+            started.stopping.max_tokens,
         )
         assert 2 * 32 == len(submit.block_digests)
 

@@ -13,6 +13,7 @@ from tandem.errors import (
     QueueFull,
 )
 from tandem.inference.v1 import inference_service_pb2 as pb
+from tandem.inference.v1 import model_pb2
 from tests.scheduler_svc.frontend.calls import error_of, kinds, rest_of, stub_of
 from tests.scheduler_svc.frontend.fake_core import (
     ended,
@@ -109,7 +110,7 @@ class TestGrammar:
                 request_id="mine",
                 sampling={"temperature": 0.5, "top_k": 7, "seed": 2**64 - 1},
                 stopping={"max_tokens": 11, "stop_token_ids": [40, 41]},
-                time_limit_ms=5000,
+                time_limit_s=5,
             )
         )
         submit = await within(frontend.core.submits.get())
@@ -417,7 +418,7 @@ class TestFailure:
             "not a valid message for /tandem.inference.v1.InferenceService/Generate"
             in error.message
         )
-        assert "small" == (await stub_of(frontend).GetModel(pb.GetModelRequest())).model
+        assert "small" == (await stub_of(frontend).GetModel(model_pb2.GetModelRequest())).model.name
 
     async def test_bug_is_internal_without_a_trace(self, frontend, stub, monkeypatch):
         """

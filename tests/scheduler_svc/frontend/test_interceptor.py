@@ -9,7 +9,7 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from scheduler_svc.frontend.interceptor import ErrorInterceptor
+from scheduler_svc.frontend.calls.interceptor import ErrorInterceptor
 from tandem.admin.v1.admin_service_pb2 import ConfigEntry
 from tandem.errors import Draining
 from tandem.status import from_rpc_error

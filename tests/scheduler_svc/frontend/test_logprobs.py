@@ -101,7 +101,7 @@ class TestMinTokens:
 
 class TestThroughTheFrontend:
     async def start(self, frontend, stub, **fields):
-        fields = {"token_ids": {"ids": [5, 6, 7]}, "logprobs": 2} | fields
+        fields = {"token_ids": {"ids": [5, 6, 7]}, "response": {"logprobs": 2}} | fields
         call = stub.Generate(pb.GenerateRequest(**fields))
         submit = await within(frontend.core.submits.get())
         return call, submit
@@ -155,7 +155,7 @@ class TestThroughTheFrontend:
             [TOKENIZER.decode([top_id], skip_special_tokens=False) for top_id, _ in top]
             for _, top in TOLD
         ] == [list(one.top_texts) for message in messages for one in message.delta.logprobs]
-        assert 2 == messages[0].started.resolved_params.logprobs
+        assert 2 == messages[0].started.response.logprobs
 
     async def test_repeated_entries_are_ignored(self, frontend, stub):
         """
@@ -198,7 +198,7 @@ class TestThroughTheFrontend:
         """
         A Completion has one entry per id.
         """
-        request = pb.GenerateRequest(token_ids={"ids": [5]}, logprobs=0)
+        request = pb.GenerateRequest(token_ids={"ids": [5]}, response={"logprobs": 0})
         call = stub.Complete(pb.CompleteRequest(request=request))
         stream = await frontend.core.accept()
         told = logprobs_of(stream, 0, [(chosen, []) for chosen, _ in TOLD])
@@ -210,7 +210,7 @@ class TestThroughTheFrontend:
 
     async def test_parameters_reach_the_core_and_come_back(self, frontend, stub):
         """
-        Parameters of a request are submitted, and told in resolved_params.
+        Parameters of a request are submitted, and told in Started.
         """
         sampling = {
             "repetition_penalty": 1.5,
@@ -231,9 +231,9 @@ class TestThroughTheFrontend:
             submit.sampling.min_tokens,
         )
         await frontend.core.accept_of(submit)
-        resolved = (await within(call.read())).started.resolved_params
-        assert {7: -2.0, 3: 4.0} == dict(resolved.logit_bias)
-        assert (1.5, 4) == (resolved.repetition_penalty, resolved.min_tokens)
+        started = (await within(call.read())).started
+        assert {7: -2.0, 3: 4.0} == dict(started.sampling.logit_bias)
+        assert (1.5, 4) == (started.sampling.repetition_penalty, started.stopping.min_tokens)
 
     async def test_min_tokens_over_the_default_is_refused(self, frontend, stub):
         """

@@ -16,6 +16,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from scheduler_svc.process.frontend_settings import FrontendSettings, parse_settings
 from tandem.inference.v1 import inference_service_pb2 as pb
+from tandem.inference.v1 import model_pb2
 from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.scheduler_svc.frontend.calls import error_of
 from tests.scheduler_svc.frontend.fake_core import FakeCore, announce, model, within
@@ -96,7 +97,9 @@ class TestProcess:
                 await within(call.read())
                 process.send_signal(signal.SIGINT)
                 process.send_signal(signal.SIGTERM)
-                assert "small" == (await within(stub.GetModel(pb.GetModelRequest()))).model
+                assert (
+                    "small" == (await within(stub.GetModel(model_pb2.GetModelRequest()))).model.name
+                )
                 process.stdin.close()
                 error = await error_of(call)
             assert ("HANDED_OVER", "UNAVAILABLE") == (error.reason, error.code)

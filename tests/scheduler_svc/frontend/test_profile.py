@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from scheduler_svc.frontend import profile as frontend_profile
+from scheduler_svc.frontend.operators import profile as frontend_profile
 from scheduler_svc.ipc.snapshot import ExecutorInUse, encode_json
 from tandem.admin.v1 import admin_service_pb2 as pb
 from tandem.admin.v1.admin_service_pb2_grpc import AdminServiceStub

@@ -6,7 +6,7 @@ import pytest
 from scheduler_svc.core.request.request import FinishReason
 from tests.scheduler_svc.service.fakes.arithmetic_runner import expected_outputs
 
-KEY = {"idempotency_key": "k", "fingerprint": b"f", "seed": 4}
+KEY = {"attempt_key": "k", "fingerprint": b"f", "seed": 4}
 
 
 def _raw(*outputs: list[int]) -> tuple[bytes, ...]:
@@ -58,7 +58,7 @@ class TestResume:
 class TestIdempotencyKey:
     def test_repeated_request_ends_the_one_before(self, bench):
         """
-        The live request with the key ends CANCELLED, whichever frontend has it; the new one runs to
+        The live request with the key ends SUPERSEDED, whichever frontend has it; the new one runs to
         its end.
         """
         first, second = bench.frontend(0), bench.frontend(1)
@@ -67,7 +67,7 @@ class TestIdempotencyKey:
         bench.until(lambda: 1 in first.accepted)
         second.submit(1, [5, 6], 6, **KEY)
         bench.until(lambda: 1 in first.ended and 1 in second.accepted)
-        assert FinishReason.CANCELLED == first.ended[1].reason
+        assert FinishReason.SUPERSEDED == first.ended[1].reason
         assert 1 == bench.loop._state.num_requests == _num_keys(bench)
         bench.link.is_holding = False
         bench.link.compute()
@@ -87,7 +87,7 @@ class TestIdempotencyKey:
         for stream_id in (1, 2):
             frontend.submit(stream_id, [5, 6], 6, request_id="mine", **KEY)
         bench.until(lambda: 2 in frontend.accepted and 1 in frontend.ended)
-        assert FinishReason.CANCELLED == frontend.ended[1].reason
+        assert FinishReason.SUPERSEDED == frontend.ended[1].reason
 
     @pytest.mark.parametrize(
         ("changes", "what"),
@@ -108,7 +108,7 @@ class TestIdempotencyKey:
         frontend.submit(2, [5, 6], 6, **KEY | changes)
         bench.until(lambda: 2 in frontend.refused)
         refusal = frontend.refused[2]
-        assert ("INVALID_PARAMETER", "idempotency_key") == (refusal.reason, refusal.field)
+        assert ("INVALID_PARAMETER", "attempt_key") == (refusal.reason, refusal.field)
         assert what in refusal.message
         assert {} == refusal.metadata
         assert "0-1" not in refusal.message
@@ -129,7 +129,7 @@ class TestIdempotencyKey:
         frontend.submit(1, [5, 6], 6, **KEY)
         frontend.submit(2, [5, 6], 6, **KEY | changes)
         bench.until(lambda: 2 in frontend.accepted and 1 in frontend.ended)
-        assert FinishReason.CANCELLED == frontend.ended[1].reason
+        assert FinishReason.SUPERSEDED == frontend.ended[1].reason
 
     def test_key_is_of_one_tenant(self, bench):
         """Different tenants may use the same key."""

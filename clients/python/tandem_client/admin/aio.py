@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Unpack
 
 import grpc
@@ -18,6 +18,7 @@ from tandem_client.admin.requests import (
     RequestEvent,
     RequestList,
     RequestState,
+    RequestSummary,
     events_from_proto,
     list_from_proto,
 )
@@ -28,8 +29,8 @@ from tandem_client.channel import (
     Access,
     ChannelOptions,
 )
-from tandem_client.names import suggests_names
-from tandem_client.retry import RetryPolicy
+from tandem_client.request.names import suggests_names
+from tandem_client.streams.retry import RetryPolicy
 from tandem_client.targets import address_of
 
 
@@ -71,24 +72,61 @@ class AsyncAdminClient(AsyncConnection):
     async def list_requests(
         self,
         *,
-        max_results: int | None = None,
+        page_size: int | None = None,
+        page_token: str | None = None,
         tenant: str | None = None,
         states: Iterable[RequestState] = (),
         deadline_s: float | None = None,
     ) -> RequestList:
-        """Return the requests in the system, oldest first, one entry per choice."""
+        """
+        Return one page of the requests in the system; arguments as in `AdminClient.list_requests`.
+        """
         request = requests_pb2.ListRequestsRequest(
-            max_results=max_results,
+            page_size=page_size,
+            page_token=page_token,
             tenant=tenant,
             states=[int(state) for state in states],  # type: ignore[misc]  # numbers are the same
         )
         return list_from_proto(await self._unary(self._stub.ListRequests, request, deadline_s))
 
+    async def iter_requests(
+        self,
+        *,
+        page_size: int | None = None,
+        tenant: str | None = None,
+        states: Iterable[RequestState] = (),
+        deadline_s: float | None = None,
+    ) -> AsyncIterator[RequestSummary]:
+        """
+        Return an iterator over all requests in the system; arguments as in
+        `AdminClient.iter_requests`.
+        """
+        chosen = tuple(states)
+        page_token: str | None = None
+        while page_token != "":
+            page = await self.list_requests(
+                page_size=page_size,
+                page_token=page_token,
+                tenant=tenant,
+                states=chosen,
+                deadline_s=deadline_s,
+            )
+            for request in page.requests:
+                yield request
+            page_token = page.next_page_token
+
+    async def abort(
+        self, request_id: str, *, tenant: str | None = None, deadline_s: float | None = None
+    ) -> None:
+        """End a live request of any tenant; arguments and errors as in `AdminClient.abort`."""
+        request = requests_pb2.AbortRequest(request_id=request_id, tenant=tenant)
+        await self._unary(self._stub.Abort, request, deadline_s)
+
     async def request_events(
-        self, request_id: str, *, deadline_s: float | None = None
+        self, request_id: str, *, tenant: str | None = None, deadline_s: float | None = None
     ) -> list[RequestEvent]:
         """Return the events of a request that is live or ended lately, in order of time."""
-        request = requests_pb2.GetRequestEventsRequest(request_id=request_id)
+        request = requests_pb2.GetRequestEventsRequest(request_id=request_id, tenant=tenant)
         return events_from_proto(
             await self._unary(self._stub.GetRequestEvents, request, deadline_s)
         )

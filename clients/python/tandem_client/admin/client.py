@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -20,6 +20,7 @@ from tandem_client.admin.requests import (
     RequestEvent,
     RequestList,
     RequestState,
+    RequestSummary,
     events_from_proto,
     list_from_proto,
 )
@@ -30,8 +31,8 @@ from tandem_client.channel import (
     ChannelOptions,
 )
 from tandem_client.client import Connection
-from tandem_client.names import suggests_names
-from tandem_client.retry import RetryPolicy
+from tandem_client.request.names import suggests_names
+from tandem_client.streams.retry import RetryPolicy
 from tandem_client.targets import address_of
 
 Stats = GetStatsResponse
@@ -113,38 +114,91 @@ class AdminClient(Connection):
     def list_requests(
         self,
         *,
-        max_results: int | None = None,
+        page_size: int | None = None,
+        page_token: str | None = None,
         tenant: str | None = None,
         states: Iterable[RequestState] = (),
         deadline_s: float | None = None,
     ) -> RequestList:
         """
-        Return the requests in the system, oldest first, one entry per choice.
+        Return one page of the requests in the system, oldest first, one entry per choice.
 
         Args:
-            max_results: Largest number of entries; None = the server's default, 100.
+            page_size: Largest number of entries; None = the server's default, 100.
+            page_token: `next_page_token` of the page before; None = the first page.
             tenant: Return only this tenant's requests; "" = only requests without a tenant.
             states: Return only requests in one of these states; empty = all.
             deadline_s: Longest wait for the answer in seconds.
         """
         request = requests_pb2.ListRequestsRequest(
-            max_results=max_results,
+            page_size=page_size,
+            page_token=page_token,
             tenant=tenant,
             states=[int(state) for state in states],  # type: ignore[misc]  # numbers are the same
         )
         return list_from_proto(self._unary(self._stub.ListRequests, request, deadline_s))
 
+    def iter_requests(
+        self,
+        *,
+        page_size: int | None = None,
+        tenant: str | None = None,
+        states: Iterable[RequestState] = (),
+        deadline_s: float | None = None,
+    ) -> Iterator[RequestSummary]:
+        """
+        Return an iterator over all requests in the system, page by page; arguments as in
+        `list_requests`, `deadline_s` for each page.
+        """
+        chosen = tuple(states)
+        page_token: str | None = None
+        while page_token != "":
+            page = self.list_requests(
+                page_size=page_size,
+                page_token=page_token,
+                tenant=tenant,
+                states=chosen,
+                deadline_s=deadline_s,
+            )
+            yield from page.requests
+            page_token = page.next_page_token
+
+    def abort(
+        self, request_id: str, *, tenant: str | None = None, deadline_s: float | None = None
+    ) -> None:
+        """
+        End a live request of any tenant; its stream keeps the output produced so far.
+
+        Args:
+            request_id: Id of the request, as in `Started.request_id`.
+            tenant: Its tenant; "" = the request names none, None = whichever tenant has one of this
+                id.
+            deadline_s: Longest wait for the answer in seconds.
+
+        Raises:
+            RequestNotFound: No live request has this id.
+            InvalidParameter: `tenant` is None, and several tenants have a request of this id.
+        """
+        request = requests_pb2.AbortRequest(request_id=request_id, tenant=tenant)
+        self._unary(self._stub.Abort, request, deadline_s)
+
     def request_events(
-        self, request_id: str, *, deadline_s: float | None = None
+        self, request_id: str, *, tenant: str | None = None, deadline_s: float | None = None
     ) -> list[RequestEvent]:
         """
         Return the events of a request that is live or ended lately, in order of time.
+
+        Args:
+            request_id: Id of the request, as in `Started.request_id`.
+            tenant: Its tenant; "" = the request names none, None = the latest request of this id,
+                of any tenant.
+            deadline_s: Longest wait for the answer in seconds.
 
         Raises:
             EventsNotTracked: The server does not keep events.
             RequestNotFound: The server has no events of this request.
         """
-        request = requests_pb2.GetRequestEventsRequest(request_id=request_id)
+        request = requests_pb2.GetRequestEventsRequest(request_id=request_id, tenant=tenant)
         return events_from_proto(self._unary(self._stub.GetRequestEvents, request, deadline_s))
 
     def suspend(self, kv_mode: KvMode | None = None, *, deadline_s: float | None = None) -> int:

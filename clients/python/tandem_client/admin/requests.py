@@ -74,10 +74,14 @@ class RequestSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestList:
-    """Requests, oldest first; `total` also counts requests beyond `max_results`."""
+    """
+    One page of requests, oldest first; `total` counts those of all pages, and `next_page_token` is
+    empty on the last one.
+    """
 
     requests: tuple[RequestSummary, ...]
     total: int
+    next_page_token: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +127,7 @@ def list_from_proto(response: requests_pb2.ListRequestsResponse) -> RequestList:
             for one in response.requests
         ),
         total=response.total,
+        next_page_token=response.next_page_token,
     )
 
 

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
 
 from tandem.errors import TandemError
-from tandem_client.aio_stream import AsyncGenerationStream
 from tandem_client.many import Item, Outcome, refused
+from tandem_client.streams.aio_stream import AsyncGenerationStream
 
 Start = Callable[[Item], AsyncGenerationStream]
 """Function that makes the stream of one prompt."""

@@ -12,7 +12,7 @@ from itertools import islice
 from tandem.errors import TandemError
 from tandem.status import CallCancelled
 from tandem_client.many import Item, Outcome, refused
-from tandem_client.stream import GenerationStream
+from tandem_client.streams.stream import GenerationStream
 
 Start = Callable[[Item], GenerationStream]
 """Function that makes the stream of one prompt."""

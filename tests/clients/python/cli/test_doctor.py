@@ -26,7 +26,7 @@ class TestSecurity:
         """
         Each address beyond loopback is warned about: nothing there is authenticated or encrypted.
         """
-        monkeypatch.setattr("tests.clients.python.fake_server.SETTINGS", SETTINGS)
+        monkeypatch.setattr("tests.clients.python.fake_admin.SETTINGS", SETTINGS)
         monkeypatch.setattr(doctor, "check_torch", lambda: ())
         monkeypatch.setattr(doctor, "TIMEOUT_S", PATIENCE_S)
         address = ["--address", server.address, "--admin-address", server.address]

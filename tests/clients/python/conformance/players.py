@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,12 +88,47 @@ def options_of(case: Case) -> dict[str, Any]:
     if "token_ids" in request:
         options["token_ids"] = request.pop("token_ids")["ids"]
     if "chat" in request:
-        options["messages"] = request.pop("chat")["messages"]
-    if "time_limit_ms" in request:
-        options["time_limit_s"] = request.pop("time_limit_ms") / 1000
+        options |= chat_options(request.pop("chat"))
     if "deadline_ms" in case.get("client", {}):
         options["deadline_s"] = case["client"]["deadline_ms"] / 1000
-    return {**options, **request.pop("sampling", {}), **request.pop("stopping", {}), **request}
+    for part in ("sampling", "stopping", "response"):
+        options |= request.pop(part, {})
+    return {**options, **request}
+
+
+def chat_options(chat: dict[str, Any]) -> dict[str, Any]:
+    """Return a conversation of a case as options of the client's methods."""
+    options: dict[str, Any] = {
+        name: chat[name]
+        for name in ("add_generation_prompt", "continue_final_message")
+        if name in chat
+    }
+    options["messages"] = [openai_message(one) for one in chat["messages"]]
+    if "tools" in chat:
+        options["tools"] = [json.loads(tool["definition_json"]) for tool in chat["tools"]]
+    if "template_args_json" in chat:
+        options["template_args"] = json.loads(chat["template_args_json"])
+    return options
+
+
+def openai_message(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message of a case as callers of the client write it."""
+    found = dict(message)
+    if "parts" in found:
+        found["content"] = [{"type": "text", **part} for part in found.pop("parts")]
+    if "tool_calls" in found:
+        found["tool_calls"] = [
+            {
+                "id": call["id"],
+                "type": "function",
+                "function": {
+                    "name": call["name"],
+                    "arguments": json.loads(call["arguments_json"]),
+                },
+            }
+            for call in found["tool_calls"]
+        ]
+    return found
 
 
 def stream_in_thread(address: str, case: Case) -> Outcome:

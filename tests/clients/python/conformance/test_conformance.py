@@ -67,6 +67,8 @@ def check_fields(values: dict[str, Any], seen: inference.GenerateRequest) -> Non
         if name in {"sampling", "stopping"}:
             for param in value:
                 assert getattr(ours, param) == getattr(theirs, param), param
+                if ours.DESCRIPTOR.fields_by_name[param].has_presence:
+                    assert theirs.HasField(param), param
         elif name == "resume":
             assert by_choice(ours) == by_choice(theirs)
         else:
@@ -84,16 +86,16 @@ def with_deadline(case: Case, times: int) -> Case:
 def check_calls(case: Case, script: Script) -> None:
     """Check that the server got the calls of the case, and nothing else."""
     assert len(case["calls"]) == len(script.seen)
-    always = {name: value for name, value in case["request"].items() if name != "time_limit_ms"}
-    left_ms = case["request"].get("time_limit_ms")
+    always = {name: value for name, value in case["request"].items() if name != "time_limit_s"}
+    left_s = case["request"].get("time_limit_s")
     for call, seen in zip(case["calls"], script.seen, strict=True):
         check_fields(always, seen)
         check_fields(call.get("expect", {}), seen)
-        assert (left_ms is not None) == seen.HasField("time_limit_ms")
-        if left_ms is not None:
-            assert 1 <= seen.time_limit_ms <= left_ms
-            left_ms = seen.time_limit_ms
-    keys = {seen.idempotency_key for seen in script.seen}
+        assert (left_s is not None) == seen.HasField("time_limit_s")
+        if left_s is not None:
+            assert 0.001 <= seen.time_limit_s <= left_s
+            left_s = seen.time_limit_s
+    keys = {seen.attempt_key for seen in script.seen}
     assert 1 == len(keys)
     assert len(script.seen) == 1 or "" not in keys
     if case["calls"][-1].get("hang"):

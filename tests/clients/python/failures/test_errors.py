@@ -15,7 +15,7 @@ from tandem.errors import ERROR_BY_REASON
 from tandem.status import CallCancelled, PeerUnavailable
 from tandem_client import NO_RETRY, AsyncClient, Client, RetryPolicy
 from tandem_client.cli.shared.failures import ExitCode, readable_errors
-from tandem_client.retry import is_transient
+from tandem_client.streams.retry import is_transient
 from tests.clients.python.fake_server import ANSWER, Act
 
 SOON = RetryPolicy(max_attempts=3, initial_delay_s=0.001, max_delay_s=0.001)
@@ -37,6 +37,9 @@ FATES = {
     "TOTAL_TOO_LONG": Fate(errors.TotalTooLong, False, ExitCode.REFUSED),
     "NEVER_FITS": Fate(errors.NeverFits, False, ExitCode.REFUSED),
     "CHAT_TEMPLATE": Fate(errors.ChatTemplateError, False, ExitCode.REFUSED),
+    "FEATURE_UNSUPPORTED": Fate(errors.FeatureUnsupported, False, ExitCode.REFUSED),
+    "MODEL_NOT_FOUND": Fate(errors.ModelNotFound, False, ExitCode.REFUSED),
+    "RESPONSE_TOO_LARGE": Fate(errors.ResponseTooLarge, False, ExitCode.REFUSED),
     "REQUEST_NOT_FOUND": Fate(errors.RequestNotFound, False, ExitCode.REFUSED),
     "DUPLICATE_REQUEST_ID": Fate(errors.DuplicateRequestId, False, ExitCode.REFUSED),
     "EVENTS_NOT_TRACKED": Fate(errors.EventsNotTracked, False, ExitCode.REFUSED),
@@ -216,7 +219,7 @@ class TestBlame:
             "POISON_REQUEST",
             "INTERNAL",
         }
-        assert 6 == len(wrong)
+        assert 7 == len(wrong)
         for outcome in (lambda fate: fate.raised.code, lambda fate: fate.exit_code):
             of_wrong, of_broken = (
                 {outcome(FATES[name]) for name in names} for names in (wrong, broken)

@@ -13,8 +13,8 @@ from tandem.errors import (
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.status import CallCancelled, PeerUnavailable
 from tandem_client.request import build_request
-from tandem_client.resume import ResumableStream
-from tandem_client.retry import NO_RETRY, RetryPolicy, UnaryRetries
+from tandem_client.streams.resume import ResumableStream
+from tandem_client.streams.retry import NO_RETRY, RetryPolicy, UnaryRetries
 from tests.clients.python.fake_server import Act, started
 
 
@@ -118,22 +118,22 @@ class TestResumableStream:
         delay = stream.on_failure(Draining("", retry_after_s=1.0), now=103.0, jitter=0.0)
 
         assert 1.0 == delay
-        assert 6000 == stream.request.time_limit_ms
-        assert 10_000 == request.time_limit_ms
+        assert 7.0 - delay == stream.request.time_limit_s
+        assert 10.0 == request.time_limit_s
 
     def test_own_key_is_kept(self):
         """
         A key of the caller's own is sent as it is; a policy that sends nothing twice needs none.
         """
-        request = build_request("hi", {"idempotency_key": "mine"})
+        request = build_request("hi", {"attempt_key": "mine"})
         plain = build_request("hi", {})
         streams = [
-            ResumableStream(request, RetryPolicy(), now=0.0, idempotency_key="chosen"),
-            ResumableStream(plain, RetryPolicy(), now=0.0, idempotency_key="chosen"),
-            ResumableStream(plain, NO_RETRY, now=0.0, idempotency_key="chosen"),
+            ResumableStream(request, RetryPolicy(), now=0.0, attempt_key="chosen"),
+            ResumableStream(plain, RetryPolicy(), now=0.0, attempt_key="chosen"),
+            ResumableStream(plain, NO_RETRY, now=0.0, attempt_key="chosen"),
         ]
-        assert ["mine", "chosen", ""] == [stream.request.idempotency_key for stream in streams]
-        assert not plain.HasField("idempotency_key")
+        assert ["mine", "chosen", ""] == [stream.request.attempt_key for stream in streams]
+        assert not plain.HasField("attempt_key")
 
     def test_server_that_stays_away_is_given_up_in_time(self):
         """
@@ -180,6 +180,53 @@ class TestResumableStream:
         assert [(0, [9], False), (2, [7, 8], True)] == [
             (one.choice, list(one.token_ids), one.finished) for one in stream.request.resume.choices
         ]
+
+    def test_parameters_are_copied_whole(self):
+        """
+        A resumption sends sampling and stopping as the server settled on them, fields included that
+        the flat view of a client does not have.
+        """
+        request = build_request("hi", {"temperature": 0.5, "stop": ["a"]})
+        stream = ResumableStream(request, RetryPolicy(), now=0.0)
+        accepted = started(request, Act())
+        accepted.stopping.max_tokens = 57
+        accepted.sampling.logit_bias[7] = -1.5
+        stream.accept(inference.GenerateResponse(started=accepted), now=0.0)
+        stream.on_failure(PeerUnavailable(""), now=1.0, jitter=0.0)
+        assert (accepted.sampling, accepted.stopping, accepted.request_id) == (
+            stream.request.sampling,
+            stream.request.stopping,
+            stream.request.request_id,
+        )
+
+    @pytest.mark.parametrize(
+        "output", [{"delta": {"text": "a"}}, {"finished": {"choice": 0}}], ids=["delta", "end"]
+    )
+    def test_stream_without_ids_cannot_go_on_after_output(self, output):
+        """
+        With `omit_token_ids` nothing tells where a stream broke: once output began, a break is
+        final; before, it is resumed.
+        """
+        request = build_request("hi", {"omit_token_ids": True})
+        stream = ResumableStream(request, RetryPolicy(), now=0.0)
+        accepted = inference.GenerateResponse(started=started(request, Act()))
+        stream.accept(accepted, now=0.0)
+        stream.on_failure(PeerUnavailable("first"), now=1.0, jitter=0.0)
+        stream.accept(accepted, now=2.0)
+        stream.accept(inference.GenerateResponse(**output), now=2.0)
+        with pytest.raises(PeerUnavailable, match="second"):
+            stream.on_failure(PeerUnavailable("second"), now=3.0, jitter=0.0)
+
+    def test_offsets_count_without_ids(self):
+        """
+        With `omit_token_ids` offsets go on counting, and no id is missed.
+        """
+        request = build_request("hi", {"omit_token_ids": True})
+        stream = ResumableStream(request, RetryPolicy(), now=0.0)
+        for offset, text in ((0, "ab"), (2, "c")):
+            delta = {"first_token_offset": offset, "text": text}
+            event = stream.accept(inference.GenerateResponse(delta=delta), now=0.0)
+            assert (offset, (), text) == (event.first_token_offset, event.token_ids, event.text)
 
     def test_lost_token_is_an_error(self):
         """

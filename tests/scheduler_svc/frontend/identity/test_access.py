@@ -8,6 +8,7 @@ from scheduler_svc.frontend.identity.access import certificate_names, claim, tok
 from scheduler_svc.frontend.identity.identity import Identity, Role
 from tandem.error_codes import PermissionDenied, Unauthenticated
 from tandem.inference.v1 import inference_service_pb2 as pb
+from tandem.inference.v1 import model_pb2
 
 USER = Identity(name="user", tenant="acme", roles=frozenset({Role.GENERATE}))
 GATEWAY = Identity(
@@ -100,7 +101,7 @@ class TestTenant:
         """
         A message that has nothing to claim is not changed.
         """
-        message = pb.GetModelRequest()
+        message = model_pb2.GetModelRequest()
         claim(message, USER)
         assert b"" == message.SerializeToString()
 

@@ -14,6 +14,7 @@ import pytest
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.frontend.identity.credential_store import LOOK_INTERVAL_S
 from tandem.inference.v1 import inference_service_pb2 as pb
+from tandem.inference.v1 import model_pb2
 from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tandem.network.address import host_and_port
 from tests.scheduler_svc.frontend.calls import error_of, kinds, rest_of
@@ -121,9 +122,11 @@ class TestCredentials:
             call, stream_id = await opened(secured, stub, OTHER)
             write_file(tmp_path, [one for one in credentials() if one["name"] != "other"])
             secured.frontend.clock.lead_s += LOOK_INTERVAL_S
-            error = await error_of(stub.GetModel(pb.GetModelRequest(), metadata=bearer(OTHER)))
+            error = await error_of(
+                stub.GetModel(model_pb2.GetModelRequest(), metadata=bearer(OTHER))
+            )
             assert "UNAUTHENTICATED" == error.reason
-            await within(stub.GetModel(pb.GetModelRequest(), metadata=bearer(USER)))
+            await within(stub.GetModel(model_pb2.GetModelRequest(), metadata=bearer(USER)))
             await secured.frontend.core.tokens(
                 stream_id, 0, [40], end=ended(stream_id, FinishReason.MAX_TOKENS, 1)
             )

@@ -19,6 +19,8 @@ from tandem.errors import (
     RequestNotFound,
 )
 from tandem.inference.v1 import inference_service_pb2 as pb
+from tandem.inference.v1 import model_pb2
+from tandem.inference.v1.model_pb2 import ModelCapabilities
 from tests.scheduler_svc.frontend.calls import error_of, kinds, rest_of, stub_of
 from tests.scheduler_svc.frontend.fake_core import (
     ended,
@@ -159,7 +161,7 @@ class TestRefusal:
         """
         async with running_frontend(tmp_path) as frontend:
             stub = stub_of(frontend)
-            for call in (stub.Generate(request()), stub.GetModel(pb.GetModelRequest())):
+            for call in (stub.Generate(request()), stub.GetModel(model_pb2.GetModelRequest())):
                 error = await error_of(call)
                 assert ("NO_EXECUTOR", 1.0) == (error.reason, error.retry_after_s)
             why = "block_size is set to 16, but the executor has 4"
@@ -210,7 +212,7 @@ class TestRefusal:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await within(stub.Generate(pb.GenerateRequest(text="x" * 20_000)).read())
             assert grpc.StatusCode.RESOURCE_EXHAUSTED == caught.value.code()
-            assert "small" == (await within(stub.GetModel(pb.GetModelRequest()))).model
+            assert "small" == (await within(stub.GetModel(model_pb2.GetModelRequest()))).model.name
 
 
 class TestModel:
@@ -218,25 +220,27 @@ class TestModel:
         """
         GetModel tells limits, ids and defaults of the served model.
         """
-        answer = await within(stub.GetModel(pb.GetModelRequest()))
-        assert ("small", "rev-1", "LlamaForCausalLM", 512, 256, [EOS], "float32", True, False) == (
-            answer.model,
-            answer.model_revision,
-            answer.architecture,
-            answer.vocab_size,
-            answer.max_model_len,
-            list(answer.eos_token_ids),
-            answer.dtype,
-            answer.has_chat_template,
-            answer.token_ids_only,
+        answer = await within(stub.GetModel(model_pb2.GetModelRequest()))
+        told = answer.model
+        assert ("small", "rev-1", "LlamaForCausalLM", 512, 256, [EOS], "float32") == (
+            told.name,
+            told.revision,
+            told.architecture,
+            told.vocab_size,
+            told.max_model_len,
+            list(told.eos_token_ids),
+            told.dtype,
         )
-        defaults = answer.default_params
+        defaults = told.default_sampling
         assert (0.75, 20, 0.5, 100) == (
             defaults.temperature,
             defaults.top_k,
             defaults.top_p,
-            defaults.max_tokens,
+            told.default_stopping.max_tokens,
         )
+        assert not defaults.HasField("seed")
+        assert told.capabilities == ModelCapabilities(text=True, chat=True, logprobs=True)
+        assert 0 < told.max_complete_bytes < 4 * 2**20 <= told.max_request_bytes
 
     async def test_other_model_serves_new_requests_only(self, tmp_path, frontend, stub):
         """
@@ -248,14 +252,14 @@ class TestModel:
         other = model(tmp_path, name="other", revision="rev-2", vocab_size=10)
         await frontend.core.send(other)
         await frontend.core.send(Availability(executor_attached=True, ready=True, draining=False))
-        answer = await within(stub.GetModel(pb.GetModelRequest()))
-        while answer.model_revision == "rev-1":  # the frontend has not got the other model yet
-            answer = await within(stub.GetModel(pb.GetModelRequest()))
-        assert ("other", "rev-2", False, True) == (
-            answer.model,
-            answer.model_revision,
-            answer.has_chat_template,
-            answer.token_ids_only,
+        answer = await within(stub.GetModel(model_pb2.GetModelRequest()))
+        while answer.model.revision == "rev-1":  # the frontend has not got the other model yet
+            answer = await within(stub.GetModel(model_pb2.GetModelRequest()))
+        assert ("other", "rev-2", False, False) == (
+            answer.model.name,
+            answer.model.revision,
+            answer.model.capabilities.chat,
+            answer.model.capabilities.text,
         )
         error = await error_of(stub.Generate(pb.GenerateRequest(text="no tokenizer there")))
         assert ("INVALID_PARAMETER", "text") == (error.reason, error.field)
@@ -276,7 +280,7 @@ class TestAbort:
         call = stub.Generate(request(request_id="mine"))
         stream_id = await frontend.core.accept()
         await within(stub.Abort(pb.AbortRequest(request_id="mine")))
-        assert b'{"request_id":"mine"}' == await within(asked.get())
+        assert b'{"request_id":"mine","tenant":""}' == await within(asked.get())
         end = ended(stream_id, FinishReason.CANCELLED, 1)
         await frontend.core.tokens(stream_id, 0, [70], end=end)
         messages = await rest_of(call)

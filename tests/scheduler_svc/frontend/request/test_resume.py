@@ -196,7 +196,7 @@ class TestRefusal:
                 "sampling.seed",
                 (
                     "resume needs the seed that the stream ran with: "
-                    "send Started.resolved_params.seed."
+                    "send Started.sampling as it came."
                 ),
             ),
             (
@@ -292,7 +292,7 @@ class TestFingerprint:
         fingerprint; a given seed is marked.
         """
         first = await self.submitted(
-            frontend, stub, pb.GenerateRequest(token_ids={"ids": [5]}, idempotency_key="k")
+            frontend, stub, pb.GenerateRequest(token_ids={"ids": [5]}, attempt_key="k")
         )
         again = await self.submitted(
             frontend,
@@ -300,16 +300,16 @@ class TestFingerprint:
             request(
                 prior(0, [70]),
                 token_ids={"ids": [5]},
-                idempotency_key="k",
+                attempt_key="k",
                 request_id="mine",
                 priority=3,
-                time_limit_ms=9000,
+                time_limit_s=9,
             ),
         )
         assert first.fingerprint == again.fingerprint
         assert 32 == len(first.fingerprint)
         assert ("k", False, True) == (
-            first.idempotency_key,
+            first.attempt_key,
             first.is_seed_given,
             again.is_seed_given,
         )
@@ -321,7 +321,7 @@ class TestFingerprint:
         A request without max_tokens has the same fingerprint if an executor's KV cache leaves it
         less.
         """
-        long = {"token_ids": {"ids": [5] * 200}, "idempotency_key": "k"}
+        long = {"token_ids": {"ids": [5] * 200}, "attempt_key": "k"}
         first = await self.submitted(frontend, stub, pb.GenerateRequest(**long))
         (tmp_path / "other").mkdir()
         async with running_frontend(tmp_path / "other") as other:
@@ -349,7 +349,7 @@ class TestFingerprint:
         """
         Any change that changes the tokens changes the fingerprint.
         """
-        same = {"token_ids": {"ids": [5]}, "idempotency_key": "k"}
+        same = {"token_ids": {"ids": [5]}, "attempt_key": "k"}
         first = await self.submitted(frontend, stub, pb.GenerateRequest(**same))
         other = await self.submitted(frontend, stub, pb.GenerateRequest(**(same | changes)))
         assert first.fingerprint != other.fingerprint

@@ -6,10 +6,11 @@ from dataclasses import fields
 
 import pytest
 
-from scheduler_svc.frontend.request.sampling import resolved_message
+from scheduler_svc.frontend.request.sampling import sampling_message as told_message
 from tandem.executor.v1.executor_service_pb2 import GenerationDefaults
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.inference.v1 import request_pb2
+from tandem.inference.v1.stream_pb2 import Started
 from tandem.link.codec.sampling_codec import read_sampling, sampling_message
 from tandem.sampling_params import MODEL_DEFAULT_PARAMS
 from tandem_client.params import GenerateOptions, ResolvedParams, params_from_proto
@@ -40,9 +41,9 @@ class TestCarrying:
 
     def test_each_parameter_is_told_and_both_clients_take_it(self):
         """
-        Started.resolved_params and the options of both clients have every parameter.
+        The options of both clients have every parameter; Started has the request's own message.
         """
-        assert set(ASKED) <= set(request_pb2.ResolvedParams.DESCRIPTOR.fields_by_name)
+        assert "SamplingParams" == Started.DESCRIPTOR.fields_by_name["sampling"].message_type.name
         assert set(ASKED) <= set(GenerateOptions.__annotations__)
         assert set(ASKED) <= {field.name for field in fields(ResolvedParams)}
         assert set(ASKED) <= {field.name for field in fields(GenerationParams)}
@@ -53,7 +54,7 @@ class TestCarrying:
         A client hears the value in force, and an embedded engine sends its executor the same one.
         """
         params = GenerationParams(**{name: ASKED[name]}).row_sampling(ASKED["seed"], ())
-        told = params_from_proto(resolved_message(params))
+        told = params_from_proto(told_message(params), request_pb2.StoppingParams())
         assert getattr(told, name) == ASKED[name]
 
     def test_models_recommend_what_executors_describe(self):

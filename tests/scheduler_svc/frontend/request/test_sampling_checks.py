@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.frontend.request.requests import default_params
+from scheduler_svc.frontend.request.requests import default_sampling
 from scheduler_svc.frontend.request.validation import check_min_tokens, check_params
 from tandem.errors import InvalidParameter
 from tandem.inference.v1.inference_service_pb2 import GenerateRequest
@@ -70,7 +70,7 @@ def test_everything_is_off_unless_asked_for():
     """
     A request that sets none of them runs without any, and the model's defaults say so.
     """
-    params, told = check(), default_params(MODEL)
+    params, told = check(), default_sampling(MODEL)
     assert (1.0, 0.0, 0.0, 0.0, (), 0, None) == (
         params.repetition_penalty,
         params.frequency_penalty,
@@ -81,7 +81,6 @@ def test_everything_is_off_unless_asked_for():
         params.logprobs,
     )
     assert (1.0, 0.0) == (told.repetition_penalty, told.frequency_penalty)
-    assert not told.HasField("logprobs")
 
 
 def test_model_recommends_what_is_unset():
@@ -95,7 +94,7 @@ def test_model_recommends_what_is_unset():
     off = GenerateRequest(sampling={"repetition_penalty": 1.0, "min_p": 0.0})
     params = check_params(off, recommending, choose_seed=lambda: 0).sampling
     assert (1.0, 0.0) == (params.repetition_penalty, params.min_p)
-    told = default_params(recommending)
+    told = default_sampling(recommending)
     assert (1.05, 0.1) == pytest.approx((told.repetition_penalty, told.min_p))
 
 
@@ -104,16 +103,17 @@ class TestLogprobs:
         """
         A logprobs of 0 asks for the chosen token's log probability, unset asks for none.
         """
-        assert 0 == check(logprobs=0).logprobs
+        assert 0 == check(response={"logprobs": 0}).logprobs
         assert check().logprobs is None
 
     def test_too_many_are_refused(self):
         """
         A request for 20 of the likeliest tokens is accepted, for 21 refused.
         """
-        assert 20 == check(logprobs=20).logprobs
-        error = error_of(logprobs=21)
-        assert ("logprobs", "logprobs must be in [0, 20], got 21.") == (error.field, error.message)
+        assert 20 == check(response={"logprobs": 20}).logprobs
+        error = error_of(response={"logprobs": 21})
+        assert "response.logprobs" == error.field
+        assert "logprobs must be in [0, 20], got 21." == error.message
 
 
 class TestLogitBias:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.frontend.text.chat_template import ChatTemplate
+from scheduler_svc.frontend.text.chat_template import ChatTemplate, Conversation
 from scheduler_svc.frontend.text.tokenizer import TextModel
 from tandem.errors import ChatTemplateError, InvalidModel
 
@@ -15,7 +15,7 @@ USER = [{"role": "user", "content": "hi"}]
 
 def render(source: str, messages=USER, max_chars: int = 1000, **options: object) -> str:
     template = ChatTemplate(source, {"bos_token": "<s>"})
-    return template.render(messages, max_chars=max_chars, **options)
+    return template.render(Conversation(messages=messages), max_chars=max_chars, **options)
 
 
 class TestRender:
@@ -142,5 +142,7 @@ class TestReference:
         expected = reference.apply_chat_template(
             conversation, add_generation_prompt=True, return_dict=False
         )
-        ids = TextModel.load(directory).encode_chat(conversation, max_prompt_len=2048)
+        ids = TextModel.load(directory).encode_chat(
+            Conversation(messages=conversation), max_prompt_len=2048
+        )
         assert expected == ids

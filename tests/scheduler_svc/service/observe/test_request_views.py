@@ -21,6 +21,7 @@ def row(number: int, **changes: object) -> RequestRow:
         "arrival_s": float(number),
         "ttft_s": 0.5,
         "num_preemptions": 1,
+        "number": number,
     }
     return RequestRow(**(values | changes))
 
@@ -34,14 +35,14 @@ ROWS = [
 
 
 def listed(**wanted: object) -> tuple[list[str], int]:
-    found = request_list(ROWS, ListArgument(**({"max_results": 10} | wanted)), 10.0)
+    found = request_list(ROWS, ListArgument(**({"page_size": 10} | wanted)), 10.0)
     return [one.request_id for one in found.requests], found.total
 
 
 class TestRequestList:
     def test_everything_is_told(self):
         """Each entry has the core's values, with its age counted from its arrival."""
-        found = request_list(ROWS, ListArgument(max_results=1), 10.0)
+        found = request_list(ROWS, ListArgument(page_size=1), 10.0)
         (first,) = found.requests
         assert ("request-1", "decode", "alice", 20, 16, 3, 9.0, 1, 0.5) == (
             first.request_id,
@@ -65,7 +66,25 @@ class TestRequestList:
         assert (["request-2", "request-4"], 2) == listed(tenant="")
         assert (["request-3"], 1) == listed(states=("paused",))
         assert (["request-1", "request-4"], 2) == listed(states=("decode",))
-        assert (["request-1"], 2) == listed(tenant="alice", max_results=1)
+        assert (["request-1"], 2) == listed(tenant="alice", page_size=1)
+
+    def test_pages_follow_each_other(self):
+        """
+        A page goes on after the last request of the one before, and the last page says so; one
+        that ended in between is not missed.
+        """
+        first = request_list(ROWS, ListArgument(page_size=2, tenant=None), 10.0)
+        assert (["request-1", "request-2"], 2) == (
+            [one.request_id for one in first.requests],
+            first.last,
+        )
+        left = [one for one in ROWS if one.number != 2]
+        second = request_list(left, ListArgument(page_size=2, after=2), 10.0)
+        assert (["request-3", "request-4"], None, 3) == (
+            [one.request_id for one in second.requests],
+            second.last,
+            second.total,
+        )
 
 
 class TestEventList:

@@ -15,7 +15,7 @@ from tandem_client.admin import AdminClient
 from tandem_client.cli.local_server.service_config import ask_services
 from tandem_client.cli.shared import options
 from tandem_client.cli.shared.failures import readable_errors
-from tandem_client.retry import NO_RETRY
+from tandem_client.streams.retry import NO_RETRY
 
 
 class ServiceName(enum.StrEnum):

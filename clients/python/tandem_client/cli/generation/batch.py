@@ -30,7 +30,7 @@ from tandem_client.cli.shared.waiting import say
 from tandem_client.client import Client
 from tandem_client.many import DEFAULT_CONCURRENCY, Outcome
 from tandem_client.params import GenerateOptions
-from tandem_client.retry import RetryPolicy
+from tandem_client.streams.retry import RetryPolicy
 
 RETRY = RetryPolicy(max_attempts=30)
 """Retry policy of a batch: no one waits at the terminal, and a full queue empties."""

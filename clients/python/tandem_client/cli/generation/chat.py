@@ -26,7 +26,7 @@ from tandem_client.cli.shared.screen import remark, write
 from tandem_client.cli.shared.waiting import Waits, no_answer, told
 from tandem_client.client import Client
 from tandem_client.params import BOTH_CHANGED, GenerateOptions, changes_both
-from tandem_client.stream import text_of
+from tandem_client.streams.stream import text_of
 
 HINT = "Ctrl-C stops an answer, Ctrl-D leaves, /help lists commands"
 

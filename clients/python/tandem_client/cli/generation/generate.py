@@ -143,4 +143,4 @@ def _set_prompt(
 def _has_text(client: Client, address: str, deadline_s: float | None) -> bool:
     """Ask the server, and return True if the outputs of its model have text."""
     with Waits(no_answer(address)):
-        return not client.get_model(deadline_s=deadline_s).token_ids_only
+        return client.get_model(deadline_s=deadline_s).capabilities.text

@@ -11,7 +11,7 @@ from typing import Any
 from tandem_client.cli.shared.screen import write
 from tandem_client.cli.shared.waiting import say
 from tandem_client.events import Completion, Delta, Event, TokenLogprobs
-from tandem_client.stream import GenerationStream, text_of
+from tandem_client.streams.stream import GenerationStream, text_of
 
 LOGPROBS_HEADER = "   token   logprob   share  text          likeliest: token text logprob"
 

@@ -15,7 +15,7 @@ from tandem_client.cli.shared import options
 from tandem_client.cli.shared.failures import readable_errors
 from tandem_client.cli.shared.waiting import Waits, no_answer
 from tandem_client.client import Client
-from tandem_client.events import Model
+from tandem_client.model import Model
 
 _COLUMNS = ("name", "revision", "architecture", "dtype", "max_model_len", "vocab_size")
 
@@ -25,7 +25,8 @@ def models(*, address: options.Address = DEFAULT_ADDRESS, as_json: options.Json 
     """
     List the models that a running server serves.
     """
-    found = [_model_at(address)]
+    with Client(address, retry=options.RETRY) as client, Waits(no_answer(address)):
+        found = client.models()
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(one) for one in found]))
         return

@@ -14,12 +14,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tandem_client.admin.client import AdminClient
 from tandem_client.admin.requests import RequestEvent, RequestList, RequestState, RequestSummary
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
 from tandem_client.cli.shared import options
 from tandem_client.cli.shared.failures import readable_errors
 from tandem_client.cli.shared.waiting import operators_of
 
+LARGEST_PAGE = 10_000
+"""Most requests that a server lists at once."""
 StateName = enum.StrEnum(  # type: ignore[misc]  # typer wants an enum of the names
     "StateName", [state.name.lower() for state in RequestState if state]
 )
@@ -54,9 +57,28 @@ def requests(
             _show_events(admin.request_events(request_id), as_json=as_json)
             return
         states = [RequestState[name.upper()] for name in state or ()]
-        found = admin.list_requests(max_results=max_results, tenant=tenant, states=states)
+        found = _listed(admin, max_results, tenant, states)
         is_filtered = tenant is not None or bool(states)
         _show_list(found, is_filtered=is_filtered, as_json=as_json)
+
+
+def _listed(
+    admin: AdminClient, most: int, tenant: str | None, states: Sequence[RequestState]
+) -> RequestList:
+    """Return at most so many requests, from as many pages as they need, as if they were one."""
+    rows: list[RequestSummary] = []
+    page_token: str | None = None
+    while True:
+        page = admin.list_requests(
+            page_size=min(most - len(rows), LARGEST_PAGE),
+            page_token=page_token,
+            tenant=tenant,
+            states=states,
+        )
+        rows += page.requests
+        page_token = page.next_page_token
+        if not page_token or len(rows) >= most:
+            return RequestList(requests=tuple(rows), total=page.total, next_page_token=page_token)
 
 
 def _show_list(found: RequestList, *, is_filtered: bool, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tandem.errors import InvalidModel, TandemError
 from tandem_client.cli.shared.failures import ExitCode, describe
 from tandem_client.client import Client
-from tandem_client.retry import RetryPolicy
+from tandem_client.streams.retry import RetryPolicy
 
 ANSWER_S = 2.0
 REFUSAL = "refusal"

@@ -11,7 +11,7 @@ import typer
 from tandem.errors import Draining, ExecutorLost, HandedOver, TandemError
 from tandem.status import PeerUnavailable
 from tandem_client.cli.shared.screen import remark
-from tandem_client.retry import RetryPolicy
+from tandem_client.streams.retry import RetryPolicy
 
 RETRY = RetryPolicy(max_attempts=3, resume_within_s=60.0)
 """Retry policy of commands, which gives up soon because a user waits at the terminal."""

@@ -13,7 +13,7 @@ from tandem.error_codes import DeadlineExceeded, TandemError
 from tandem.status import CallCancelled, PeerUnavailable
 from tandem_client.admin import Stats
 from tandem_client.cli.top.table import duration, table
-from tandem_client.retry import is_transient
+from tandem_client.streams.retry import is_transient
 
 WINDOW_S = 5.0
 """Number of last seconds that rates cover; they cover one interval if that is longer."""

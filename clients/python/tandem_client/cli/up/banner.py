@@ -12,7 +12,7 @@ from tandem.wording import GIB, gib
 from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
 from tandem_client.cli.local_server.services import RunningServer, from_this_machine
 from tandem_client.client import Client
-from tandem_client.events import Model
+from tandem_client.model import Model
 
 BUNDLED_PROMPT = "def read_json(path: str) -> dict:"
 CHAT_PROMPT = "What is a prime number?"
@@ -100,11 +100,11 @@ def to_try(address: str, model: Model, *, is_bundled: bool) -> list[str]:
     address = from_this_machine(address)
     where = [] if address == DEFAULT_ADDRESS else ["--address", address]
     commands = [["generate", PROMPT]]
-    if model.token_ids_only:
+    if not model.capabilities.text:
         commands = [["generate", "--token-ids", IDS_OF_A_PROMPT]]
     elif is_bundled:
         commands = [["generate", BUNDLED_PROMPT]]
-    elif model.has_chat_template:
+    elif model.capabilities.chat:
         commands = [["generate", "--chat", CHAT_PROMPT], ["chat"]]
     return [shlex.join(["tandem", *words, *where]) for words in commands]
 

@@ -35,7 +35,7 @@ from tandem_client.cli.up.service_flags import (
     flags_for,
     takes_service_flags,
 )
-from tandem_client.retry import NO_RETRY
+from tandem_client.streams.retry import NO_RETRY
 
 LISTENING = ("listen", "admin_listen", "metrics_listen")
 MODEL_VARIABLE = f"{table_of(EXECUTOR).env_prefix}MODEL"

@@ -67,6 +67,11 @@ class AdminServiceStub:
                 request_serializer=tandem_dot_admin_dot_v1_dot_requests__pb2.ListRequestsRequest.SerializeToString,
                 response_deserializer=tandem_dot_admin_dot_v1_dot_requests__pb2.ListRequestsResponse.FromString,
                 _registered_method=True)
+        self.Abort = channel.unary_unary(
+                '/tandem.admin.v1.AdminService/Abort',
+                request_serializer=tandem_dot_admin_dot_v1_dot_requests__pb2.AbortRequest.SerializeToString,
+                response_deserializer=tandem_dot_admin_dot_v1_dot_requests__pb2.AbortResponse.FromString,
+                _registered_method=True)
         self.GetRequestEvents = channel.unary_unary(
                 '/tandem.admin.v1.AdminService/GetRequestEvents',
                 request_serializer=tandem_dot_admin_dot_v1_dot_requests__pb2.GetRequestEventsRequest.SerializeToString,
@@ -147,6 +152,16 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Abort(self, request, context):
+        """Abort ends a live request of any tenant: its stream gets Finished(CANCELLED) and Done. Idempotent: of two calls the
+        second may fail, and changes nothing. Errors: INVALID_ARGUMENT, also where no tenant is named and several have a
+        request of this id; NOT_FOUND (REQUEST_NOT_FOUND) where no live request has it; UNAVAILABLE (CORE_TIMEOUT) while
+        the core does not answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetRequestEvents(self, request, context):
         """GetRequestEvents returns what happened to one request and when, while it is live and for some time after its end.
         Idempotent: it only reads. Errors: FAILED_PRECONDITION (EVENTS_NOT_TRACKED) unless the scheduler runs with
@@ -212,6 +227,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListRequests,
                     request_deserializer=tandem_dot_admin_dot_v1_dot_requests__pb2.ListRequestsRequest.FromString,
                     response_serializer=tandem_dot_admin_dot_v1_dot_requests__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'Abort': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abort,
+                    request_deserializer=tandem_dot_admin_dot_v1_dot_requests__pb2.AbortRequest.FromString,
+                    response_serializer=tandem_dot_admin_dot_v1_dot_requests__pb2.AbortResponse.SerializeToString,
             ),
             'GetRequestEvents': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRequestEvents,
@@ -392,6 +412,33 @@ class AdminService:
             '/tandem.admin.v1.AdminService/ListRequests',
             tandem_dot_admin_dot_v1_dot_requests__pb2.ListRequestsRequest.SerializeToString,
             tandem_dot_admin_dot_v1_dot_requests__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abort(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.admin.v1.AdminService/Abort',
+            tandem_dot_admin_dot_v1_dot_requests__pb2.AbortRequest.SerializeToString,
+            tandem_dot_admin_dot_v1_dot_requests__pb2.AbortResponse.FromString,
             options,
             channel_credentials,
             insecure,

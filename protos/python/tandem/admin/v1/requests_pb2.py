@@ -24,29 +24,34 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etandem/admin/v1/requests.proto\x12\x0ftandem.admin.v1\"\x8e\x01\n\x13ListRequestsRequest\x12\x18\n\x0bmax_results\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x06tenant\x18\x02 \x01(\tH\x01\x88\x01\x01\x12-\n\x06states\x18\x03 \x03(\x0e\x32\x1d.tandem.admin.v1.RequestStateB\x0e\n\x0c_max_resultsB\t\n\x07_tenant\"X\n\x14ListRequestsResponse\x12\x31\n\x08requests\x18\x01 \x03(\x0b\x32\x1f.tandem.admin.v1.RequestSummary\x12\r\n\x05total\x18\x02 \x01(\r\"\xab\x02\n\x0eRequestSummary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12,\n\x05state\x18\x03 \x01(\x0e\x32\x1d.tandem.admin.v1.RequestState\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x15\n\routput_tokens\x18\x07 \x01(\r\x12\x15\n\rcached_tokens\x18\x08 \x01(\r\x12\r\n\x05\x61ge_s\x18\t \x01(\x01\x12\x13\n\x0bpreemptions\x18\n \x01(\r\x12\"\n\x15time_to_first_token_s\x18\x0b \x01(\x01H\x00\x88\x01\x01\x42\x18\n\x16_time_to_first_token_s\"-\n\x17GetRequestEventsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"I\n\x18GetRequestEventsResponse\x12-\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1d.tandem.admin.v1.RequestEvent\"M\n\nBlockStats\x12\x13\n\x0bused_blocks\x18\x01 \x01(\r\x12\x15\n\rcached_blocks\x18\x02 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\r\"\x94\x02\n\x0cRequestEvent\x12/\n\x04kind\x18\x01 \x01(\x0e\x32!.tandem.admin.v1.RequestEventKind\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x0c\n\x04\x61t_s\x18\x03 \x01(\x01\x12\x15\n\x08token_id\x18\x04 \x01(\x0fH\x00\x88\x01\x01\x12+\n\x06\x62locks\x18\x05 \x01(\x0b\x32\x1b.tandem.admin.v1.BlockStats\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\x12\"\n\x15time_to_first_token_s\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\x0e\x64ropped_events\x18\x08 \x01(\rB\x0b\n\t_token_idB\x18\n\x16_time_to_first_token_s*\xb3\x01\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REQUEST_STATE_WAITING\x10\x01\x12\x19\n\x15REQUEST_STATE_PREFILL\x10\x02\x12\x18\n\x14REQUEST_STATE_DECODE\x10\x03\x12\x1a\n\x16REQUEST_STATE_DRAINING\x10\x04\x12\x18\n\x14REQUEST_STATE_PAUSED\x10\x05*\x94\x03\n\x10RequestEventKind\x12\"\n\x1eREQUEST_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16REQUEST_EVENT_KIND_ADD\x10\x01\x12 \n\x1cREQUEST_EVENT_KIND_SCHEDULED\x10\x02\x12&\n\"REQUEST_EVENT_KIND_GENERATED_TOKEN\x10\x03\x12\x1c\n\x18REQUEST_EVENT_KIND_PAUSE\x10\x04\x12\x1c\n\x18REQUEST_EVENT_KIND_EVICT\x10\x05\x12\x1e\n\x1aREQUEST_EVENT_KIND_RETRACT\x10\x06\x12\x1d\n\x19REQUEST_EVENT_KIND_FINISH\x10\x07\x12\x1b\n\x17REQUEST_EVENT_KIND_FAIL\x10\x08\x12 \n\x1cREQUEST_EVENT_KIND_SUSPECTED\x10\t\x12\x1c\n\x18REQUEST_EVENT_KIND_TRIAL\x10\n\x12\x1e\n\x1aREQUEST_EVENT_KIND_CLEARED\x10\x0b\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etandem/admin/v1/requests.proto\x12\x0ftandem.admin.v1\"\xb2\x01\n\x13ListRequestsRequest\x12\x16\n\tpage_size\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x06tenant\x18\x02 \x01(\tH\x01\x88\x01\x01\x12-\n\x06states\x18\x03 \x03(\x0e\x32\x1d.tandem.admin.v1.RequestState\x12\x17\n\npage_token\x18\x04 \x01(\tH\x02\x88\x01\x01\x42\x0c\n\n_page_sizeB\t\n\x07_tenantB\r\n\x0b_page_token\"q\n\x14ListRequestsResponse\x12\x31\n\x08requests\x18\x01 \x03(\x0b\x32\x1f.tandem.admin.v1.RequestSummary\x12\r\n\x05total\x18\x02 \x01(\r\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"\xab\x02\n\x0eRequestSummary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12,\n\x05state\x18\x03 \x01(\x0e\x32\x1d.tandem.admin.v1.RequestState\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x15\n\routput_tokens\x18\x07 \x01(\r\x12\x15\n\rcached_tokens\x18\x08 \x01(\r\x12\r\n\x05\x61ge_s\x18\t \x01(\x01\x12\x13\n\x0bpreemptions\x18\n \x01(\r\x12\"\n\x15time_to_first_token_s\x18\x0b \x01(\x01H\x00\x88\x01\x01\x42\x18\n\x16_time_to_first_token_s\"B\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x06tenant\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant\"\x0f\n\rAbortResponse\"M\n\x17GetRequestEventsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x06tenant\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant\"I\n\x18GetRequestEventsResponse\x12-\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1d.tandem.admin.v1.RequestEvent\"M\n\nBlockStats\x12\x13\n\x0bused_blocks\x18\x01 \x01(\r\x12\x15\n\rcached_blocks\x18\x02 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\r\"\x94\x02\n\x0cRequestEvent\x12/\n\x04kind\x18\x01 \x01(\x0e\x32!.tandem.admin.v1.RequestEventKind\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x0c\n\x04\x61t_s\x18\x03 \x01(\x01\x12\x15\n\x08token_id\x18\x04 \x01(\x0fH\x00\x88\x01\x01\x12+\n\x06\x62locks\x18\x05 \x01(\x0b\x32\x1b.tandem.admin.v1.BlockStats\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\x12\"\n\x15time_to_first_token_s\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\x0e\x64ropped_events\x18\x08 \x01(\rB\x0b\n\t_token_idB\x18\n\x16_time_to_first_token_s*\xb3\x01\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REQUEST_STATE_WAITING\x10\x01\x12\x19\n\x15REQUEST_STATE_PREFILL\x10\x02\x12\x18\n\x14REQUEST_STATE_DECODE\x10\x03\x12\x1a\n\x16REQUEST_STATE_DRAINING\x10\x04\x12\x18\n\x14REQUEST_STATE_PAUSED\x10\x05*\x94\x03\n\x10RequestEventKind\x12\"\n\x1eREQUEST_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16REQUEST_EVENT_KIND_ADD\x10\x01\x12 \n\x1cREQUEST_EVENT_KIND_SCHEDULED\x10\x02\x12&\n\"REQUEST_EVENT_KIND_GENERATED_TOKEN\x10\x03\x12\x1c\n\x18REQUEST_EVENT_KIND_PAUSE\x10\x04\x12\x1c\n\x18REQUEST_EVENT_KIND_EVICT\x10\x05\x12\x1e\n\x1aREQUEST_EVENT_KIND_RETRACT\x10\x06\x12\x1d\n\x19REQUEST_EVENT_KIND_FINISH\x10\x07\x12\x1b\n\x17REQUEST_EVENT_KIND_FAIL\x10\x08\x12 \n\x1cREQUEST_EVENT_KIND_SUSPECTED\x10\t\x12\x1c\n\x18REQUEST_EVENT_KIND_TRIAL\x10\n\x12\x1e\n\x1aREQUEST_EVENT_KIND_CLEARED\x10\x0b\x42\x64\n\x12io.tandem.admin.v1P\x01Z:github.com/tandem-serve/tandem/clients/go/admin/v1;adminv1\xaa\x02\x0fTandem.Admin.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.admin.v1.requests_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_REQUESTSTATE']._serialized_start=1069
-  _globals['_REQUESTSTATE']._serialized_end=1248
-  _globals['_REQUESTEVENTKIND']._serialized_start=1251
-  _globals['_REQUESTEVENTKIND']._serialized_end=1655
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\022io.tandem.admin.v1P\001Z:github.com/tandem-serve/tandem/clients/go/admin/v1;adminv1\252\002\017Tandem.Admin.V1'
+  _globals['_REQUESTSTATE']._serialized_start=1247
+  _globals['_REQUESTSTATE']._serialized_end=1426
+  _globals['_REQUESTEVENTKIND']._serialized_start=1429
+  _globals['_REQUESTEVENTKIND']._serialized_end=1833
   _globals['_LISTREQUESTSREQUEST']._serialized_start=52
-  _globals['_LISTREQUESTSREQUEST']._serialized_end=194
-  _globals['_LISTREQUESTSRESPONSE']._serialized_start=196
-  _globals['_LISTREQUESTSRESPONSE']._serialized_end=284
-  _globals['_REQUESTSUMMARY']._serialized_start=287
-  _globals['_REQUESTSUMMARY']._serialized_end=586
-  _globals['_GETREQUESTEVENTSREQUEST']._serialized_start=588
-  _globals['_GETREQUESTEVENTSREQUEST']._serialized_end=633
-  _globals['_GETREQUESTEVENTSRESPONSE']._serialized_start=635
-  _globals['_GETREQUESTEVENTSRESPONSE']._serialized_end=708
-  _globals['_BLOCKSTATS']._serialized_start=710
-  _globals['_BLOCKSTATS']._serialized_end=787
-  _globals['_REQUESTEVENT']._serialized_start=790
-  _globals['_REQUESTEVENT']._serialized_end=1066
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=230
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=232
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=345
+  _globals['_REQUESTSUMMARY']._serialized_start=348
+  _globals['_REQUESTSUMMARY']._serialized_end=647
+  _globals['_ABORTREQUEST']._serialized_start=649
+  _globals['_ABORTREQUEST']._serialized_end=715
+  _globals['_ABORTRESPONSE']._serialized_start=717
+  _globals['_ABORTRESPONSE']._serialized_end=732
+  _globals['_GETREQUESTEVENTSREQUEST']._serialized_start=734
+  _globals['_GETREQUESTEVENTSREQUEST']._serialized_end=811
+  _globals['_GETREQUESTEVENTSRESPONSE']._serialized_start=813
+  _globals['_GETREQUESTEVENTSRESPONSE']._serialized_end=886
+  _globals['_BLOCKSTATS']._serialized_start=888
+  _globals['_BLOCKSTATS']._serialized_end=965
+  _globals['_REQUESTEVENT']._serialized_start=968
+  _globals['_REQUESTEVENT']._serialized_end=1244
 # @@protoc_insertion_point(module_scope)

@@ -50,22 +50,26 @@ REQUEST_EVENT_KIND_TRIAL: RequestEventKind
 REQUEST_EVENT_KIND_CLEARED: RequestEventKind
 
 class ListRequestsRequest(_message.Message):
-    __slots__ = ("max_results", "tenant", "states")
-    MAX_RESULTS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("page_size", "tenant", "states", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
-    max_results: int
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
     tenant: str
     states: _containers.RepeatedScalarFieldContainer[RequestState]
-    def __init__(self, max_results: _Optional[int] = ..., tenant: _Optional[str] = ..., states: _Optional[_Iterable[_Union[RequestState, str]]] = ...) -> None: ...
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., tenant: _Optional[str] = ..., states: _Optional[_Iterable[_Union[RequestState, str]]] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListRequestsResponse(_message.Message):
-    __slots__ = ("requests", "total")
+    __slots__ = ("requests", "total", "next_page_token")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     requests: _containers.RepeatedCompositeFieldContainer[RequestSummary]
     total: int
-    def __init__(self, requests: _Optional[_Iterable[_Union[RequestSummary, _Mapping]]] = ..., total: _Optional[int] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, requests: _Optional[_Iterable[_Union[RequestSummary, _Mapping]]] = ..., total: _Optional[int] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class RequestSummary(_message.Message):
     __slots__ = ("request_id", "choice", "state", "tenant", "priority", "prompt_tokens", "output_tokens", "cached_tokens", "age_s", "preemptions", "time_to_first_token_s")
@@ -93,11 +97,25 @@ class RequestSummary(_message.Message):
     time_to_first_token_s: float
     def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., state: _Optional[_Union[RequestState, str]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., age_s: _Optional[float] = ..., preemptions: _Optional[int] = ..., time_to_first_token_s: _Optional[float] = ...) -> None: ...
 
-class GetRequestEventsRequest(_message.Message):
-    __slots__ = ("request_id",)
+class AbortRequest(_message.Message):
+    __slots__ = ("request_id", "tenant")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
-    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class AbortResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetRequestEventsRequest(_message.Message):
+    __slots__ = ("request_id", "tenant")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class GetRequestEventsResponse(_message.Message):
     __slots__ = ("events",)

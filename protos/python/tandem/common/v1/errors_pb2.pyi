@@ -1,6 +1,10 @@
+from google.protobuf import descriptor_pb2 as _descriptor_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
-from typing import ClassVar as _ClassVar
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -13,14 +17,17 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_REASON_TOTAL_TOO_LONG: _ClassVar[ErrorReason]
     ERROR_REASON_NEVER_FITS: _ClassVar[ErrorReason]
     ERROR_REASON_CHAT_TEMPLATE: _ClassVar[ErrorReason]
+    ERROR_REASON_FEATURE_UNSUPPORTED: _ClassVar[ErrorReason]
     ERROR_REASON_REQUEST_NOT_FOUND: _ClassVar[ErrorReason]
     ERROR_REASON_DUPLICATE_REQUEST_ID: _ClassVar[ErrorReason]
     ERROR_REASON_EVENTS_NOT_TRACKED: _ClassVar[ErrorReason]
     ERROR_REASON_PROFILE_RUNNING: _ClassVar[ErrorReason]
     ERROR_REASON_PROFILE_UNSUPPORTED: _ClassVar[ErrorReason]
+    ERROR_REASON_MODEL_NOT_FOUND: _ClassVar[ErrorReason]
     ERROR_REASON_QUEUE_FULL: _ClassVar[ErrorReason]
     ERROR_REASON_MEMORY_PRESSURE: _ClassVar[ErrorReason]
     ERROR_REASON_SLOW_CONSUMER: _ClassVar[ErrorReason]
+    ERROR_REASON_RESPONSE_TOO_LARGE: _ClassVar[ErrorReason]
     ERROR_REASON_NO_EXECUTOR: _ClassVar[ErrorReason]
     ERROR_REASON_EXECUTOR_LOST: _ClassVar[ErrorReason]
     ERROR_REASON_DRAINING: _ClassVar[ErrorReason]
@@ -49,14 +56,17 @@ ERROR_REASON_PROMPT_TOO_LONG: ErrorReason
 ERROR_REASON_TOTAL_TOO_LONG: ErrorReason
 ERROR_REASON_NEVER_FITS: ErrorReason
 ERROR_REASON_CHAT_TEMPLATE: ErrorReason
+ERROR_REASON_FEATURE_UNSUPPORTED: ErrorReason
 ERROR_REASON_REQUEST_NOT_FOUND: ErrorReason
 ERROR_REASON_DUPLICATE_REQUEST_ID: ErrorReason
 ERROR_REASON_EVENTS_NOT_TRACKED: ErrorReason
 ERROR_REASON_PROFILE_RUNNING: ErrorReason
 ERROR_REASON_PROFILE_UNSUPPORTED: ErrorReason
+ERROR_REASON_MODEL_NOT_FOUND: ErrorReason
 ERROR_REASON_QUEUE_FULL: ErrorReason
 ERROR_REASON_MEMORY_PRESSURE: ErrorReason
 ERROR_REASON_SLOW_CONSUMER: ErrorReason
+ERROR_REASON_RESPONSE_TOO_LARGE: ErrorReason
 ERROR_REASON_NO_EXECUTOR: ErrorReason
 ERROR_REASON_EXECUTOR_LOST: ErrorReason
 ERROR_REASON_DRAINING: ErrorReason
@@ -78,3 +88,11 @@ ERROR_REASON_OUT_OF_MEMORY: ErrorReason
 ERROR_REASON_ADDRESS_IN_USE: ErrorReason
 ERROR_REASON_UNAUTHENTICATED: ErrorReason
 ERROR_REASON_PERMISSION_DENIED: ErrorReason
+REASONS_FIELD_NUMBER: _ClassVar[int]
+reasons: _descriptor.FieldDescriptor
+
+class ErrorReasons(_message.Message):
+    __slots__ = ("reasons",)
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    reasons: _containers.RepeatedScalarFieldContainer[ErrorReason]
+    def __init__(self, reasons: _Optional[_Iterable[_Union[ErrorReason, str]]] = ...) -> None: ...

@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$tandem/common/v1/finish_reason.proto\x12\x10tandem.common.v1*\xf9\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x02\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x03\x12\x1c\n\x18\x46INISH_REASON_MAX_TOKENS\x10\x04\x12\x1f\n\x1b\x46INISH_REASON_CONTEXT_LIMIT\x10\x05\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x06\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$tandem/common/v1/finish_reason.proto\x12\x10tandem.common.v1*\x97\x02\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x02\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x03\x12\x1c\n\x18\x46INISH_REASON_MAX_TOKENS\x10\x04\x12\x1f\n\x1b\x46INISH_REASON_CONTEXT_LIMIT\x10\x05\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x06\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x07\x12\x1c\n\x18\x46INISH_REASON_SUPERSEDED\x10\x08\x42h\n\x13io.tandem.common.v1P\x01Z<github.com/tandem-serve/tandem/clients/go/common/v1;commonv1\xaa\x02\x10Tandem.Common.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.common.v1.finish_reason_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\023io.tandem.common.v1P\001Z<github.com/tandem-serve/tandem/clients/go/common/v1;commonv1\252\002\020Tandem.Common.V1'
   _globals['_FINISHREASON']._serialized_start=59
-  _globals['_FINISHREASON']._serialized_end=308
+  _globals['_FINISHREASON']._serialized_end=338
 # @@protoc_insertion_point(module_scope)

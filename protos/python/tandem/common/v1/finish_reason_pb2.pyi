@@ -14,6 +14,7 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_CONTEXT_LIMIT: _ClassVar[FinishReason]
     FINISH_REASON_DEADLINE: _ClassVar[FinishReason]
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
+    FINISH_REASON_SUPERSEDED: _ClassVar[FinishReason]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_EOS: FinishReason
 FINISH_REASON_STOP_TOKEN: FinishReason
@@ -22,3 +23,4 @@ FINISH_REASON_MAX_TOKENS: FinishReason
 FINISH_REASON_CONTEXT_LIMIT: FinishReason
 FINISH_REASON_DEADLINE: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
+FINISH_REASON_SUPERSEDED: FinishReason

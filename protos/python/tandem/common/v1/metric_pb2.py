@@ -25,13 +25,14 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtandem/common/v1/metric.proto\x12\x10tandem.common.v1\x1a google/protobuf/descriptor.proto\"2\n\x06Metric\x12\x11\n\x04name\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04help\x18\x02 \x01(\tB\x07\n\x05_name:J\n\x07\x63ounter\x12\x1d.google.protobuf.FieldOptions\x18\xce\x8a\x03 \x01(\x0b\x32\x18.tandem.common.v1.Metric:H\n\x05gauge\x12\x1d.google.protobuf.FieldOptions\x18\xcf\x8a\x03 \x01(\x0b\x32\x18.tandem.common.v1.Metricb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtandem/common/v1/metric.proto\x12\x10tandem.common.v1\x1a google/protobuf/descriptor.proto\"2\n\x06Metric\x12\x11\n\x04name\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04help\x18\x02 \x01(\tB\x07\n\x05_name:J\n\x07\x63ounter\x12\x1d.google.protobuf.FieldOptions\x18\xce\x8a\x03 \x01(\x0b\x32\x18.tandem.common.v1.Metric:H\n\x05gauge\x12\x1d.google.protobuf.FieldOptions\x18\xcf\x8a\x03 \x01(\x0b\x32\x18.tandem.common.v1.MetricBh\n\x13io.tandem.common.v1P\x01Z<github.com/tandem-serve/tandem/clients/go/common/v1;commonv1\xaa\x02\x10Tandem.Common.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.common.v1.metric_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\023io.tandem.common.v1P\001Z<github.com/tandem-serve/tandem/clients/go/common/v1;commonv1\252\002\020Tandem.Common.V1'
   _globals['_METRIC']._serialized_start=85
   _globals['_METRIC']._serialized_end=135
 # @@protoc_insertion_point(module_scope)

@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etandem/common/v1/profile.proto\x12\x10tandem.common.v1\"\x89\x01\n\x0eProfileOptions\x12\x16\n\tnum_steps\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nduration_s\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\nwith_stack\x18\x03 \x01(\x08\x12\x15\n\rrecord_shapes\x18\x04 \x01(\x08\x42\x0c\n\n_num_stepsB\r\n\x0b_duration_s\"L\n\x0fProfileProgress\x12\x11\n\tnum_steps\x18\x01 \x01(\r\x12\x11\n\telapsed_s\x18\x02 \x01(\x01\x12\x13\n\x0bis_recorded\x18\x03 \x01(\x08\"+\n\nTraceChunk\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\x12\x0e\n\x06sha256\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etandem/common/v1/profile.proto\x12\x10tandem.common.v1\"\x89\x01\n\x0eProfileOptions\x12\x16\n\tnum_steps\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nduration_s\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\nwith_stack\x18\x03 \x01(\x08\x12\x15\n\rrecord_shapes\x18\x04 \x01(\x08\x42\x0c\n\n_num_stepsB\r\n\x0b_duration_s\"L\n\x0fProfileProgress\x12\x11\n\tnum_steps\x18\x01 \x01(\r\x12\x11\n\telapsed_s\x18\x02 \x01(\x01\x12\x13\n\x0bis_recorded\x18\x03 \x01(\x08\"+\n\nTraceChunk\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\x12\x0e\n\x06sha256\x18\x02 \x01(\tBh\n\x13io.tandem.common.v1P\x01Z<github.com/tandem-serve/tandem/clients/go/common/v1;commonv1\xaa\x02\x10Tandem.Common.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.common.v1.profile_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\023io.tandem.common.v1P\001Z<github.com/tandem-serve/tandem/clients/go/common/v1;commonv1\252\002\020Tandem.Common.V1'
   _globals['_PROFILEOPTIONS']._serialized_start=53
   _globals['_PROFILEOPTIONS']._serialized_end=190
   _globals['_PROFILEPROGRESS']._serialized_start=192

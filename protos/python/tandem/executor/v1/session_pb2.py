@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tandem/executor/v1/session.proto\x12\x12tandem.executor.v1\"\x8a\x01\n\x12OpenSessionRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x16\n\x0escheduler_name\x18\x02 \x01(\t\x12\x11\n\ttake_over\x18\x03 \x01(\x08\x12\x10\n\x08lease_ms\x18\x04 \x01(\r\x12\x1d\n\x15scheduler_incarnation\x18\x05 \x01(\t\"=\n\x13OpenSessionResponse\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x15\n\rsession_epoch\x18\x02 \x01(\x04\"Z\n\x06\x41ttach\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x15\n\rsession_epoch\x18\x02 \x01(\x04\x12\x11\n\tattach_id\x18\x03 \x01(\x04\x12\x15\n\racked_step_id\x18\x04 \x01(\x04\"Z\n\x08\x41ttached\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x1d\n\x15last_received_step_id\x18\x02 \x01(\x04\x12\x1e\n\x16last_completed_step_id\x18\x03 \x01(\x04\"X\n\tHeartbeat\x12\x17\n\x0frunning_step_id\x18\x01 \x01(\x04\x12\x12\n\nelapsed_ms\x18\x02 \x01(\x04\x12\x1e\n\x16last_completed_step_id\x18\x03 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tandem/executor/v1/session.proto\x12\x12tandem.executor.v1\"\x8a\x01\n\x12OpenSessionRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x16\n\x0escheduler_name\x18\x02 \x01(\t\x12\x11\n\ttake_over\x18\x03 \x01(\x08\x12\x10\n\x08lease_ms\x18\x04 \x01(\r\x12\x1d\n\x15scheduler_incarnation\x18\x05 \x01(\t\"=\n\x13OpenSessionResponse\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x15\n\rsession_epoch\x18\x02 \x01(\x04\"Z\n\x06\x41ttach\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x15\n\rsession_epoch\x18\x02 \x01(\x04\x12\x11\n\tattach_id\x18\x03 \x01(\x04\x12\x15\n\racked_step_id\x18\x04 \x01(\x04\"Z\n\x08\x41ttached\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x1d\n\x15last_received_step_id\x18\x02 \x01(\x04\x12\x1e\n\x16last_completed_step_id\x18\x03 \x01(\x04\"X\n\tHeartbeat\x12\x17\n\x0frunning_step_id\x18\x01 \x01(\x04\x12\x12\n\nelapsed_ms\x18\x02 \x01(\x04\x12\x1e\n\x16last_completed_step_id\x18\x03 \x01(\x04\x42p\n\x15io.tandem.executor.v1P\x01Z@github.com/tandem-serve/tandem/clients/go/executor/v1;executorv1\xaa\x02\x12Tandem.Executor.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.executor.v1.session_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\025io.tandem.executor.v1P\001Z@github.com/tandem-serve/tandem/clients/go/executor/v1;executorv1\252\002\022Tandem.Executor.V1'
   _globals['_OPENSESSIONREQUEST']._serialized_start=57
   _globals['_OPENSESSIONREQUEST']._serialized_end=195
   _globals['_OPENSESSIONRESPONSE']._serialized_start=197

@@ -22,37 +22,52 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from tandem.common.v1 import errors_pb2 as tandem_dot_common_dot_v1_dot_errors__pb2
 from tandem.common.v1 import finish_reason_pb2 as tandem_dot_common_dot_v1_dot_finish__reason__pb2
+from tandem.inference.v1 import chat_pb2 as tandem_dot_inference_dot_v1_dot_chat__pb2
+from tandem.inference.v1 import model_pb2 as tandem_dot_inference_dot_v1_dot_model__pb2
 from tandem.inference.v1 import request_pb2 as tandem_dot_inference_dot_v1_dot_request__pb2
 from tandem.inference.v1 import resume_pb2 as tandem_dot_inference_dot_v1_dot_resume__pb2
 from tandem.inference.v1 import stream_pb2 as tandem_dot_inference_dot_v1_dot_stream__pb2
+from tandem.inference.v1 import tokens_pb2 as tandem_dot_inference_dot_v1_dot_tokens__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+tandem/inference/v1/inference_service.proto\x12\x13tandem.inference.v1\x1a$tandem/common/v1/finish_reason.proto\x1a!tandem/inference/v1/request.proto\x1a tandem/inference/v1/resume.proto\x1a tandem/inference/v1/stream.proto\"\xeb\x04\n\x0fGenerateRequest\x12\x17\n\nrequest_id\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x32\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1d.tandem.inference.v1.TokenIdsH\x00\x12\x31\n\x04\x63hat\x18\x04 \x01(\x0b\x32!.tandem.inference.v1.ChatMessagesH\x00\x12\x35\n\x08sampling\x18\x05 \x01(\x0b\x32#.tandem.inference.v1.SamplingParams\x12\x35\n\x08stopping\x18\x06 \x01(\x0b\x32#.tandem.inference.v1.StoppingParams\x12\x1a\n\rtime_limit_ms\x18\x07 \x01(\rH\x02\x88\x01\x01\x12\x0e\n\x01n\x18\x08 \x01(\rH\x03\x88\x01\x01\x12\x15\n\x08priority\x18\t \x01(\x05H\x04\x88\x01\x01\x12\x13\n\x06tenant\x18\n \x01(\tH\x05\x88\x01\x01\x12\x17\n\ncache_salt\x18\x0b \x01(\tH\x06\x88\x01\x01\x12\x30\n\x06resume\x18\x0c \x01(\x0b\x32\x1b.tandem.inference.v1.ResumeH\x07\x88\x01\x01\x12\x1c\n\x0fidempotency_key\x18\r \x01(\tH\x08\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\t\x88\x01\x01\x42\x08\n\x06promptB\r\n\x0b_request_idB\x10\n\x0e_time_limit_msB\x04\n\x02_nB\x0b\n\t_priorityB\t\n\x07_tenantB\r\n\x0b_cache_saltB\t\n\x07_resumeB\x12\n\x10_idempotency_keyB\x0b\n\t_logprobs\"\x8a\x02\n\x10GenerateResponse\x12/\n\x07started\x18\x01 \x01(\x0b\x32\x1c.tandem.inference.v1.StartedH\x00\x12\x31\n\x08progress\x18\x02 \x01(\x0b\x32\x1d.tandem.inference.v1.ProgressH\x00\x12+\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x1a.tandem.inference.v1.DeltaH\x00\x12\x31\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x1d.tandem.inference.v1.FinishedH\x00\x12)\n\x04\x64one\x18\x05 \x01(\x0b\x32\x19.tandem.inference.v1.DoneH\x00\x42\x07\n\x05\x65vent\"H\n\x0f\x43ompleteRequest\x12\x35\n\x07request\x18\x01 \x01(\x0b\x32$.tandem.inference.v1.GenerateRequest\"\xd9\x01\n\nCompletion\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x0f\x12.\n\x06reason\x18\x04 \x01(\x0e\x32\x1e.tandem.common.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x05 \x01(\tH\x00\x12\x12\n\x08token_id\x18\x06 \x01(\x0fH\x00\x12\x34\n\x08logprobs\x18\x07 \x03(\x0b\x32\".tandem.inference.v1.TokenLogprobsB\t\n\x07matched\"\xa0\x01\n\x10\x43ompleteResponse\x12-\n\x07started\x18\x01 \x01(\x0b\x32\x1c.tandem.inference.v1.Started\x12\x34\n\x0b\x63ompletions\x18\x02 \x03(\x0b\x32\x1f.tandem.inference.v1.Completion\x12\'\n\x04\x64one\x18\x03 \x01(\x0b\x32\x19.tandem.inference.v1.Done\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0f\n\rAbortResponse\"\x11\n\x0fGetModelRequest\"\x90\x02\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\x0f\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12;\n\x0e\x64\x65\x66\x61ult_params\x18\t \x01(\x0b\x32#.tandem.inference.v1.ResolvedParams\x12\x16\n\x0etoken_ids_only\x18\n \x01(\x08\x32\xef\x02\n\x10InferenceService\x12Y\n\x08Generate\x12$.tandem.inference.v1.GenerateRequest\x1a%.tandem.inference.v1.GenerateResponse0\x01\x12W\n\x08\x43omplete\x12$.tandem.inference.v1.CompleteRequest\x1a%.tandem.inference.v1.CompleteResponse\x12N\n\x05\x41\x62ort\x12!.tandem.inference.v1.AbortRequest\x1a\".tandem.inference.v1.AbortResponse\x12W\n\x08GetModel\x12$.tandem.inference.v1.GetModelRequest\x1a%.tandem.inference.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+tandem/inference/v1/inference_service.proto\x12\x13tandem.inference.v1\x1a\x1dtandem/common/v1/errors.proto\x1a$tandem/common/v1/finish_reason.proto\x1a\x1etandem/inference/v1/chat.proto\x1a\x1ftandem/inference/v1/model.proto\x1a!tandem/inference/v1/request.proto\x1a tandem/inference/v1/resume.proto\x1a tandem/inference/v1/stream.proto\x1a tandem/inference/v1/tokens.proto\"\xbd\x06\n\x0fGenerateRequest\x12\x17\n\nrequest_id\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\x12\n\x05model\x18\x02 \x01(\tH\x02\x88\x01\x01\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x32\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1d.tandem.inference.v1.TokenIdsH\x00\x12/\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x1f.tandem.inference.v1.ChatPromptH\x00\x12!\n\x14parse_special_tokens\x18\x06 \x01(\x08H\x03\x88\x01\x01\x12\x35\n\x08sampling\x18\x07 \x01(\x0b\x32#.tandem.inference.v1.SamplingParams\x12\x35\n\x08stopping\x18\x08 \x01(\x0b\x32#.tandem.inference.v1.StoppingParams\x12\x36\n\x08response\x18\t \x01(\x0b\x32$.tandem.inference.v1.ResponseOptions\x12@\n\x11structured_output\x18\n \x01(\x0b\x32%.tandem.inference.v1.StructuredOutput\x12\x0e\n\x01n\x18\x0b \x01(\rH\x04\x88\x01\x01\x12\x15\n\x08priority\x18\x0c \x01(\x05H\x05\x88\x01\x01\x12\x13\n\x06tenant\x18\r \x01(\tH\x06\x88\x01\x01\x12\x17\n\ncache_salt\x18\x0e \x01(\tH\x07\x88\x01\x01\x12\x19\n\x0ctime_limit_s\x18\x0f \x01(\x01H\x08\x88\x01\x01\x12\x1a\n\rqueue_limit_s\x18\x10 \x01(\x01H\t\x88\x01\x01\x12\x30\n\x06resume\x18\x11 \x01(\x0b\x32\x1b.tandem.inference.v1.ResumeH\n\x88\x01\x01\x12\x18\n\x0b\x61ttempt_key\x18\x12 \x01(\tH\x0b\x88\x01\x01\x42\x08\n\x06promptB\r\n\x0b_request_idB\x08\n\x06_modelB\x17\n\x15_parse_special_tokensB\x04\n\x02_nB\x0b\n\t_priorityB\t\n\x07_tenantB\r\n\x0b_cache_saltB\x0f\n\r_time_limit_sB\x10\n\x0e_queue_limit_sB\t\n\x07_resumeB\x0e\n\x0c_attempt_key\"\x8a\x02\n\x10GenerateResponse\x12/\n\x07started\x18\x01 \x01(\x0b\x32\x1c.tandem.inference.v1.StartedH\x00\x12\x31\n\x08progress\x18\x02 \x01(\x0b\x32\x1d.tandem.inference.v1.ProgressH\x00\x12+\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x1a.tandem.inference.v1.DeltaH\x00\x12\x31\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x1d.tandem.inference.v1.FinishedH\x00\x12)\n\x04\x64one\x18\x05 \x01(\x0b\x32\x19.tandem.inference.v1.DoneH\x00\x42\x07\n\x05\x65vent\"H\n\x0f\x43ompleteRequest\x12\x35\n\x07request\x18\x01 \x01(\x0b\x32$.tandem.inference.v1.GenerateRequest\"\xd9\x01\n\nCompletion\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x0f\x12.\n\x06reason\x18\x04 \x01(\x0e\x32\x1e.tandem.common.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x05 \x01(\tH\x00\x12\x12\n\x08token_id\x18\x06 \x01(\x0fH\x00\x12\x34\n\x08logprobs\x18\x07 \x03(\x0b\x32\".tandem.inference.v1.TokenLogprobsB\t\n\x07matched\"\xa0\x01\n\x10\x43ompleteResponse\x12-\n\x07started\x18\x01 \x01(\x0b\x32\x1c.tandem.inference.v1.Started\x12\x34\n\x0b\x63ompletions\x18\x02 \x03(\x0b\x32\x1f.tandem.inference.v1.Completion\x12\'\n\x04\x64one\x18\x03 \x01(\x0b\x32\x19.tandem.inference.v1.Done\"B\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x06tenant\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant\"\x0f\n\rAbortResponse2\xfc\x05\n\x10InferenceService\x12u\n\x08Generate\x12$.tandem.inference.v1.GenerateRequest\x1a%.tandem.inference.v1.GenerateResponse\"\x1a\x82\xd5\x18\x16\n\x14\x01\x02\x03\x04\x05\x06\x0b\x0f\x14\x15\x16\x1e\x1f !\"(*=>0\x01\x12s\n\x08\x43omplete\x12$.tandem.inference.v1.CompleteRequest\x1a%.tandem.inference.v1.CompleteResponse\"\x1a\x82\xd5\x18\x16\n\x14\x01\x02\x03\x04\x05\x06\x0b\x0f\x14\x15\x1e\x1f !\"(*=>\x17\x12Y\n\x05\x41\x62ort\x12!.tandem.inference.v1.AbortRequest\x1a\".tandem.inference.v1.AbortResponse\"\t\x82\xd5\x18\x05\n\x03\x01\n$\x12g\n\x08Tokenize\x12$.tandem.inference.v1.TokenizeRequest\x1a%.tandem.inference.v1.TokenizeResponse\"\x0e\x82\xd5\x18\n\n\x08\x01\x02\x03\x06\x0f\x14\x1e=\x12j\n\nDetokenize\x12&.tandem.inference.v1.DetokenizeRequest\x1a\'.tandem.inference.v1.DetokenizeResponse\"\x0b\x82\xd5\x18\x07\n\x05\x01\x0f\x14\x1e=\x12\x62\n\x08GetModel\x12$.tandem.inference.v1.GetModelRequest\x1a%.tandem.inference.v1.GetModelResponse\"\t\x82\xd5\x18\x05\n\x03\x0f\x1e=\x12h\n\nListModels\x12&.tandem.inference.v1.ListModelsRequest\x1a\'.tandem.inference.v1.ListModelsResponse\"\t\x82\xd5\x18\x05\n\x03\x01\x1e=Bt\n\x16io.tandem.inference.v1P\x01ZBgithub.com/tandem-serve/tandem/clients/go/inference/v1;inferencev1\xaa\x02\x13Tandem.Inference.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.inference.v1.inference_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_GENERATEREQUEST']._serialized_start=210
-  _globals['_GENERATEREQUEST']._serialized_end=829
-  _globals['_GENERATERESPONSE']._serialized_start=832
-  _globals['_GENERATERESPONSE']._serialized_end=1098
-  _globals['_COMPLETEREQUEST']._serialized_start=1100
-  _globals['_COMPLETEREQUEST']._serialized_end=1172
-  _globals['_COMPLETION']._serialized_start=1175
-  _globals['_COMPLETION']._serialized_end=1392
-  _globals['_COMPLETERESPONSE']._serialized_start=1395
-  _globals['_COMPLETERESPONSE']._serialized_end=1555
-  _globals['_ABORTREQUEST']._serialized_start=1557
-  _globals['_ABORTREQUEST']._serialized_end=1591
-  _globals['_ABORTRESPONSE']._serialized_start=1593
-  _globals['_ABORTRESPONSE']._serialized_end=1608
-  _globals['_GETMODELREQUEST']._serialized_start=1610
-  _globals['_GETMODELREQUEST']._serialized_end=1627
-  _globals['_GETMODELRESPONSE']._serialized_start=1630
-  _globals['_GETMODELRESPONSE']._serialized_end=1902
-  _globals['_INFERENCESERVICE']._serialized_start=1905
-  _globals['_INFERENCESERVICE']._serialized_end=2272
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\026io.tandem.inference.v1P\001ZBgithub.com/tandem-serve/tandem/clients/go/inference/v1;inferencev1\252\002\023Tandem.Inference.V1'
+  _globals['_INFERENCESERVICE'].methods_by_name['Generate']._loaded_options = None
+  _globals['_INFERENCESERVICE'].methods_by_name['Generate']._serialized_options = b'\202\325\030\026\n\024\001\002\003\004\005\006\013\017\024\025\026\036\037 !\"(*=>'
+  _globals['_INFERENCESERVICE'].methods_by_name['Complete']._loaded_options = None
+  _globals['_INFERENCESERVICE'].methods_by_name['Complete']._serialized_options = b'\202\325\030\026\n\024\001\002\003\004\005\006\013\017\024\025\036\037 !\"(*=>\027'
+  _globals['_INFERENCESERVICE'].methods_by_name['Abort']._loaded_options = None
+  _globals['_INFERENCESERVICE'].methods_by_name['Abort']._serialized_options = b'\202\325\030\005\n\003\001\n$'
+  _globals['_INFERENCESERVICE'].methods_by_name['Tokenize']._loaded_options = None
+  _globals['_INFERENCESERVICE'].methods_by_name['Tokenize']._serialized_options = b'\202\325\030\n\n\010\001\002\003\006\017\024\036='
+  _globals['_INFERENCESERVICE'].methods_by_name['Detokenize']._loaded_options = None
+  _globals['_INFERENCESERVICE'].methods_by_name['Detokenize']._serialized_options = b'\202\325\030\007\n\005\001\017\024\036='
+  _globals['_INFERENCESERVICE'].methods_by_name['GetModel']._loaded_options = None
+  _globals['_INFERENCESERVICE'].methods_by_name['GetModel']._serialized_options = b'\202\325\030\005\n\003\017\036='
+  _globals['_INFERENCESERVICE'].methods_by_name['ListModels']._loaded_options = None
+  _globals['_INFERENCESERVICE'].methods_by_name['ListModels']._serialized_options = b'\202\325\030\005\n\003\001\036='
+  _globals['_GENERATEREQUEST']._serialized_start=340
+  _globals['_GENERATEREQUEST']._serialized_end=1169
+  _globals['_GENERATERESPONSE']._serialized_start=1172
+  _globals['_GENERATERESPONSE']._serialized_end=1438
+  _globals['_COMPLETEREQUEST']._serialized_start=1440
+  _globals['_COMPLETEREQUEST']._serialized_end=1512
+  _globals['_COMPLETION']._serialized_start=1515
+  _globals['_COMPLETION']._serialized_end=1732
+  _globals['_COMPLETERESPONSE']._serialized_start=1735
+  _globals['_COMPLETERESPONSE']._serialized_end=1895
+  _globals['_ABORTREQUEST']._serialized_start=1897
+  _globals['_ABORTREQUEST']._serialized_end=1963
+  _globals['_ABORTRESPONSE']._serialized_start=1965
+  _globals['_ABORTRESPONSE']._serialized_end=1980
+  _globals['_INFERENCESERVICE']._serialized_start=1983
+  _globals['_INFERENCESERVICE']._serialized_end=2747
 # @@protoc_insertion_point(module_scope)

@@ -1,7 +1,11 @@
+from tandem.common.v1 import errors_pb2 as _errors_pb2
 from tandem.common.v1 import finish_reason_pb2 as _finish_reason_pb2
+from tandem.inference.v1 import chat_pb2 as _chat_pb2
+from tandem.inference.v1 import model_pb2 as _model_pb2
 from tandem.inference.v1 import request_pb2 as _request_pb2
 from tandem.inference.v1 import resume_pb2 as _resume_pb2
 from tandem.inference.v1 import stream_pb2 as _stream_pb2
+from tandem.inference.v1 import tokens_pb2 as _tokens_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -11,36 +15,44 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "text", "token_ids", "chat", "sampling", "stopping", "time_limit_ms", "n", "priority", "tenant", "cache_salt", "resume", "idempotency_key", "logprobs")
+    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "parse_special_tokens", "sampling", "stopping", "response", "structured_output", "n", "priority", "tenant", "cache_salt", "time_limit_s", "queue_limit_s", "resume", "attempt_key")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
+    PARSE_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
-    TIME_LIMIT_MS_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    TIME_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
-    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_KEY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
+    model: str
     text: str
     token_ids: _request_pb2.TokenIds
-    chat: _request_pb2.ChatMessages
+    chat: _chat_pb2.ChatPrompt
+    parse_special_tokens: bool
     sampling: _request_pb2.SamplingParams
     stopping: _request_pb2.StoppingParams
-    time_limit_ms: int
+    response: _request_pb2.ResponseOptions
+    structured_output: _request_pb2.StructuredOutput
     n: int
     priority: int
     tenant: str
     cache_salt: str
+    time_limit_s: float
+    queue_limit_s: float
     resume: _resume_pb2.Resume
-    idempotency_key: str
-    logprobs: int
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_request_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[_request_pb2.ChatMessages, _Mapping]] = ..., sampling: _Optional[_Union[_request_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_request_pb2.StoppingParams, _Mapping]] = ..., time_limit_ms: _Optional[int] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., resume: _Optional[_Union[_resume_pb2.Resume, _Mapping]] = ..., idempotency_key: _Optional[str] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    attempt_key: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_request_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[_chat_pb2.ChatPrompt, _Mapping]] = ..., parse_special_tokens: _Optional[bool] = ..., sampling: _Optional[_Union[_request_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_request_pb2.StoppingParams, _Mapping]] = ..., response: _Optional[_Union[_request_pb2.ResponseOptions, _Mapping]] = ..., structured_output: _Optional[_Union[_request_pb2.StructuredOutput, _Mapping]] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., time_limit_s: _Optional[float] = ..., queue_limit_s: _Optional[float] = ..., resume: _Optional[_Union[_resume_pb2.Resume, _Mapping]] = ..., attempt_key: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "progress", "delta", "finished", "done")
@@ -91,39 +103,13 @@ class CompleteResponse(_message.Message):
     def __init__(self, started: _Optional[_Union[_stream_pb2.Started, _Mapping]] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ..., done: _Optional[_Union[_stream_pb2.Done, _Mapping]] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
-    __slots__ = ("request_id",)
+    __slots__ = ("request_id", "tenant")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
-    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class AbortResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
-
-class GetModelRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class GetModelResponse(_message.Message):
-    __slots__ = ("model", "model_revision", "architecture", "vocab_size", "max_model_len", "eos_token_ids", "dtype", "has_chat_template", "default_params", "token_ids_only")
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
-    ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
-    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
-    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
-    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    DTYPE_FIELD_NUMBER: _ClassVar[int]
-    HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
-    DEFAULT_PARAMS_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_ONLY_FIELD_NUMBER: _ClassVar[int]
-    model: str
-    model_revision: str
-    architecture: str
-    vocab_size: int
-    max_model_len: int
-    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    dtype: str
-    has_chat_template: bool
-    default_params: _request_pb2.ResolvedParams
-    token_ids_only: bool
-    def __init__(self, model: _Optional[str] = ..., model_revision: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., has_chat_template: _Optional[bool] = ..., default_params: _Optional[_Union[_request_pb2.ResolvedParams, _Mapping]] = ..., token_ids_only: _Optional[bool] = ...) -> None: ...

@@ -4,6 +4,8 @@ import grpc
 import warnings
 
 from tandem.inference.v1 import inference_service_pb2 as tandem_dot_inference_dot_v1_dot_inference__service__pb2
+from tandem.inference.v1 import model_pb2 as tandem_dot_inference_dot_v1_dot_model__pb2
+from tandem.inference.v1 import tokens_pb2 as tandem_dot_inference_dot_v1_dot_tokens__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -26,9 +28,17 @@ if _version_not_supported:
 
 
 class InferenceServiceStub:
-    """InferenceService turns prompts into text. Every failure carries google.rpc.ErrorInfo whose reason is a name of
-    tandem.common.v1.ErrorReason; bad input is INVALID_ARGUMENT with google.rpc.BadRequest, overload is
-    RESOURCE_EXHAUSTED and a service that cannot serve now is UNAVAILABLE, both with google.rpc.RetryInfo.
+    """InferenceService turns prompts into text.
+
+    Every failure carries google.rpc.ErrorInfo, whose domain is "tandem" and whose reason is a name of
+    tandem.common.v1.ErrorReason, and google.rpc.RequestInfo, whose request_id is the request's, or the call's where it
+    has none. Bad input is INVALID_ARGUMENT with google.rpc.BadRequest; overload is RESOURCE_EXHAUSTED and a service that
+    cannot serve now is UNAVAILABLE, both with google.rpc.RetryInfo. New reasons may appear: a client that does not know
+    one acts on the gRPC code. Reasons that an rpc may fail with stand in its option `reasons`; besides them any rpc may
+    fail with UNAUTHENTICATED, PERMISSION_DENIED, FEATURE_UNSUPPORTED (a field that the server does not know) and INTERNAL.
+
+    Metadata that is read: `authorization` ("Bearer TOKEN", where the server authenticates), `traceparent` and
+    `tracestate` (W3C Trace Context; the trace's id stands in the server's log).
     """
 
     def __init__(self, channel):
@@ -52,17 +62,40 @@ class InferenceServiceStub:
                 request_serializer=tandem_dot_inference_dot_v1_dot_inference__service__pb2.AbortRequest.SerializeToString,
                 response_deserializer=tandem_dot_inference_dot_v1_dot_inference__service__pb2.AbortResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/tandem.inference.v1.InferenceService/Tokenize',
+                request_serializer=tandem_dot_inference_dot_v1_dot_tokens__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=tandem_dot_inference_dot_v1_dot_tokens__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/tandem.inference.v1.InferenceService/Detokenize',
+                request_serializer=tandem_dot_inference_dot_v1_dot_tokens__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=tandem_dot_inference_dot_v1_dot_tokens__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/tandem.inference.v1.InferenceService/GetModel',
-                request_serializer=tandem_dot_inference_dot_v1_dot_inference__service__pb2.GetModelRequest.SerializeToString,
-                response_deserializer=tandem_dot_inference_dot_v1_dot_inference__service__pb2.GetModelResponse.FromString,
+                request_serializer=tandem_dot_inference_dot_v1_dot_model__pb2.GetModelRequest.SerializeToString,
+                response_deserializer=tandem_dot_inference_dot_v1_dot_model__pb2.GetModelResponse.FromString,
+                _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/tandem.inference.v1.InferenceService/ListModels',
+                request_serializer=tandem_dot_inference_dot_v1_dot_model__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=tandem_dot_inference_dot_v1_dot_model__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
 
 
 class InferenceServiceServicer:
-    """InferenceService turns prompts into text. Every failure carries google.rpc.ErrorInfo whose reason is a name of
-    tandem.common.v1.ErrorReason; bad input is INVALID_ARGUMENT with google.rpc.BadRequest, overload is
-    RESOURCE_EXHAUSTED and a service that cannot serve now is UNAVAILABLE, both with google.rpc.RetryInfo.
+    """InferenceService turns prompts into text.
+
+    Every failure carries google.rpc.ErrorInfo, whose domain is "tandem" and whose reason is a name of
+    tandem.common.v1.ErrorReason, and google.rpc.RequestInfo, whose request_id is the request's, or the call's where it
+    has none. Bad input is INVALID_ARGUMENT with google.rpc.BadRequest; overload is RESOURCE_EXHAUSTED and a service that
+    cannot serve now is UNAVAILABLE, both with google.rpc.RetryInfo. New reasons may appear: a client that does not know
+    one acts on the gRPC code. Reasons that an rpc may fail with stand in its option `reasons`; besides them any rpc may
+    fail with UNAUTHENTICATED, PERMISSION_DENIED, FEATURE_UNSUPPORTED (a field that the server does not know) and INTERNAL.
+
+    Metadata that is read: `authorization` ("Bearer TOKEN", where the server authenticates), `traceparent` and
+    `tracestate` (W3C Trace Context; the trace's id stands in the server's log).
     """
 
     def Generate(self, request, context):
@@ -70,12 +103,10 @@ class InferenceServiceServicer:
         choices the Deltas of all of them come interleaved, each choice's in order and before its Finished; one Done ends
         the stream with the usage of all; a choice that fails ends the whole stream with its error. Cancelling the call (or
         its deadline passing) frees everything the request holds within two steps. A stream that breaks with UNAVAILABLE is
-        resumed by calling again with `resume` and the same `idempotency_key`. Not idempotent: a repetition is a request of
-        its own, with the same tokens only where a seed is sent or temperature is 0; `idempotency_key` ends the one before
+        resumed by calling again with `resume` and the same `attempt_key`. Not idempotent: a repetition is a request of
+        its own, with the same tokens only where a seed is sent or temperature is 0; `attempt_key` ends the one before
         it. A failure of a stream that was accepted says in ErrorInfo.metadata "tokens_emitted" how many ids were sent in
-        Deltas. Errors: INVALID_ARGUMENT, ALREADY_EXISTS, RESOURCE_EXHAUSTED, UNAVAILABLE, FAILED_PRECONDITION
-        (MODEL_CHANGED, INVALID_MODEL, OUT_OF_MEMORY), DATA_LOSS (INVALID_LOGITS), ABORTED (SLOW_CONSUMER), INTERNAL
-        (POISON_REQUEST, or a bug).
+        Deltas.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -83,25 +114,46 @@ class InferenceServiceServicer:
 
     def Complete(self, request, context):
         """Complete is Generate for callers that want only the whole text. Same limits, errors and cancellation. Not
-        idempotent: a repetition is a request of its own, as one of Generate is.
+        idempotent: a repetition is a request of its own, as one of Generate is. An answer of more than
+        Model.max_complete_bytes is FAILED_PRECONDITION (RESPONSE_TOO_LARGE), and nothing of it is kept: use Generate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Abort ends a live request of any client: its stream gets Finished(CANCELLED) and Done. Errors: INVALID_ARGUMENT for
-        an empty id; NOT_FOUND (REQUEST_NOT_FOUND) when no live request has the id; UNAVAILABLE (CORE_TIMEOUT) while the
-        scheduler core does not answer: the request may end all the same. Idempotent: of two calls the second may fail, and
-        changes nothing.
+        """Abort ends a live request of the caller's tenant: its stream gets Finished(CANCELLED) and Done. While the scheduler
+        core does not answer (CORE_TIMEOUT) the request may end all the same. Idempotent: of two calls the second may fail,
+        and changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """Tokenize returns the ids that a prompt has, by the same code that Generate runs. Idempotent: it only reads.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Detokenize returns the text of ids. Idempotent: it only reads.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """GetModel describes what is served and its limits. Idempotent: it only reads. Errors: UNAVAILABLE (NO_EXECUTOR)
-        until an executor was attached; FAILED_PRECONDITION (INVALID_MODEL) where its tokenizer cannot be used.
+        """GetModel describes a served model and its limits: UNAVAILABLE (NO_EXECUTOR) until an executor was attached,
+        FAILED_PRECONDITION (INVALID_MODEL) where its tokenizer cannot be used. Idempotent: it only reads.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListModels(self, request, context):
+        """ListModels describes all that is served; errors as of GetModel. Idempotent: it only reads.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,10 +177,25 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     request_deserializer=tandem_dot_inference_dot_v1_dot_inference__service__pb2.AbortRequest.FromString,
                     response_serializer=tandem_dot_inference_dot_v1_dot_inference__service__pb2.AbortResponse.SerializeToString,
             ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=tandem_dot_inference_dot_v1_dot_tokens__pb2.TokenizeRequest.FromString,
+                    response_serializer=tandem_dot_inference_dot_v1_dot_tokens__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=tandem_dot_inference_dot_v1_dot_tokens__pb2.DetokenizeRequest.FromString,
+                    response_serializer=tandem_dot_inference_dot_v1_dot_tokens__pb2.DetokenizeResponse.SerializeToString,
+            ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
-                    request_deserializer=tandem_dot_inference_dot_v1_dot_inference__service__pb2.GetModelRequest.FromString,
-                    response_serializer=tandem_dot_inference_dot_v1_dot_inference__service__pb2.GetModelResponse.SerializeToString,
+                    request_deserializer=tandem_dot_inference_dot_v1_dot_model__pb2.GetModelRequest.FromString,
+                    response_serializer=tandem_dot_inference_dot_v1_dot_model__pb2.GetModelResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=tandem_dot_inference_dot_v1_dot_model__pb2.ListModelsRequest.FromString,
+                    response_serializer=tandem_dot_inference_dot_v1_dot_model__pb2.ListModelsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -139,9 +206,17 @@ def add_InferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class InferenceService:
-    """InferenceService turns prompts into text. Every failure carries google.rpc.ErrorInfo whose reason is a name of
-    tandem.common.v1.ErrorReason; bad input is INVALID_ARGUMENT with google.rpc.BadRequest, overload is
-    RESOURCE_EXHAUSTED and a service that cannot serve now is UNAVAILABLE, both with google.rpc.RetryInfo.
+    """InferenceService turns prompts into text.
+
+    Every failure carries google.rpc.ErrorInfo, whose domain is "tandem" and whose reason is a name of
+    tandem.common.v1.ErrorReason, and google.rpc.RequestInfo, whose request_id is the request's, or the call's where it
+    has none. Bad input is INVALID_ARGUMENT with google.rpc.BadRequest; overload is RESOURCE_EXHAUSTED and a service that
+    cannot serve now is UNAVAILABLE, both with google.rpc.RetryInfo. New reasons may appear: a client that does not know
+    one acts on the gRPC code. Reasons that an rpc may fail with stand in its option `reasons`; besides them any rpc may
+    fail with UNAUTHENTICATED, PERMISSION_DENIED, FEATURE_UNSUPPORTED (a field that the server does not know) and INTERNAL.
+
+    Metadata that is read: `authorization` ("Bearer TOKEN", where the server authenticates), `traceparent` and
+    `tracestate` (W3C Trace Context; the trace's id stands in the server's log).
     """
 
     @staticmethod
@@ -226,6 +301,60 @@ class InferenceService:
             _registered_method=True)
 
     @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.inference.v1.InferenceService/Tokenize',
+            tandem_dot_inference_dot_v1_dot_tokens__pb2.TokenizeRequest.SerializeToString,
+            tandem_dot_inference_dot_v1_dot_tokens__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.inference.v1.InferenceService/Detokenize',
+            tandem_dot_inference_dot_v1_dot_tokens__pb2.DetokenizeRequest.SerializeToString,
+            tandem_dot_inference_dot_v1_dot_tokens__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetModel(request,
             target,
             options=(),
@@ -240,8 +369,35 @@ class InferenceService:
             request,
             target,
             '/tandem.inference.v1.InferenceService/GetModel',
-            tandem_dot_inference_dot_v1_dot_inference__service__pb2.GetModelRequest.SerializeToString,
-            tandem_dot_inference_dot_v1_dot_inference__service__pb2.GetModelResponse.FromString,
+            tandem_dot_inference_dot_v1_dot_model__pb2.GetModelRequest.SerializeToString,
+            tandem_dot_inference_dot_v1_dot_model__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.inference.v1.InferenceService/ListModels',
+            tandem_dot_inference_dot_v1_dot_model__pb2.ListModelsRequest.SerializeToString,
+            tandem_dot_inference_dot_v1_dot_model__pb2.ListModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

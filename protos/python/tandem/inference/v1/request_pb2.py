@@ -24,31 +24,28 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!tandem/inference/v1/request.proto\x12\x13tandem.inference.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x0f\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"B\n\x0c\x43hatMessages\x12\x32\n\x08messages\x18\x01 \x03(\x0b\x32 .tandem.inference.v1.ChatMessage\"\xcc\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x12\n\x05min_p\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x46\n\nlogit_bias\x18\t \x03(\x0b\x32\x32.tandem.inference.v1.SamplingParams.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x08\n\x06_min_p\"\xae\x01\n\x0eStoppingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\x0f\x12\x17\n\nignore_eos\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x05 \x01(\rH\x02\x88\x01\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_ignore_eosB\r\n\x0b_min_tokens\"\xce\x03\n\x0eResolvedParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\x0f\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\t\n\x01n\x18\t \x01(\r\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x1a\n\x12repetition_penalty\x18\x0b \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x0c \x01(\x02\x12\x18\n\x10presence_penalty\x18\r \x01(\x02\x12\r\n\x05min_p\x18\x0e \x01(\x02\x12\x46\n\nlogit_bias\x18\x0f \x03(\x0b\x32\x32.tandem.inference.v1.ResolvedParams.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\x10 \x01(\r\x12\x15\n\x08logprobs\x18\x11 \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!tandem/inference/v1/request.proto\x12\x13tandem.inference.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x0f\"\xcc\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x12\n\x05min_p\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x46\n\nlogit_bias\x18\t \x03(\x0b\x32\x32.tandem.inference.v1.SamplingParams.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x08\n\x06_min_p\"\xe2\x01\n\x0eStoppingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\x0f\x12\x17\n\nignore_eos\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\x1d\n\x10\x63lamp_max_tokens\x18\x06 \x01(\x08H\x03\x88\x01\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_ignore_eosB\r\n\x0b_min_tokensB\x13\n\x11_clamp_max_tokens\"\xea\x02\n\x0fResponseOptions\x12\x15\n\x08logprobs\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x19\n\x11logprob_token_ids\x18\x03 \x03(\x0f\x12\x18\n\x0btoken_bytes\x18\x04 \x01(\x08H\x02\x88\x01\x01\x12\x16\n\tomit_text\x18\x05 \x01(\x08H\x03\x88\x01\x01\x12\x1b\n\x0eomit_token_ids\x18\x06 \x01(\x08H\x04\x88\x01\x01\x12!\n\x14min_delta_interval_s\x18\x07 \x01(\x01H\x05\x88\x01\x01\x12\x19\n\x0cparse_output\x18\x08 \x01(\x08H\x06\x88\x01\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x0e\n\x0c_token_bytesB\x0c\n\n_omit_textB\x11\n\x0f_omit_token_idsB\x17\n\x15_min_delta_interval_sB\x0f\n\r_parse_output\"\x19\n\x07Strings\x12\x0e\n\x06values\x18\x01 \x03(\t\"\xa2\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12.\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x1c.tandem.inference.v1.StringsH\x00\x42\x0c\n\nconstraintBt\n\x16io.tandem.inference.v1P\x01ZBgithub.com/tandem-serve/tandem/clients/go/inference/v1;inferencev1\xaa\x02\x13Tandem.Inference.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.inference.v1.request_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\026io.tandem.inference.v1P\001ZBgithub.com/tandem-serve/tandem/clients/go/inference/v1;inferencev1\252\002\023Tandem.Inference.V1'
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_RESOLVEDPARAMS_LOGITBIASENTRY']._loaded_options = None
-  _globals['_RESOLVEDPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_TOKENIDS']._serialized_start=58
   _globals['_TOKENIDS']._serialized_end=81
-  _globals['_CHATMESSAGE']._serialized_start=83
-  _globals['_CHATMESSAGE']._serialized_end=127
-  _globals['_CHATMESSAGES']._serialized_start=129
-  _globals['_CHATMESSAGES']._serialized_end=195
-  _globals['_SAMPLINGPARAMS']._serialized_start=198
-  _globals['_SAMPLINGPARAMS']._serialized_end=658
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=489
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=537
-  _globals['_STOPPINGPARAMS']._serialized_start=661
-  _globals['_STOPPINGPARAMS']._serialized_end=835
-  _globals['_RESOLVEDPARAMS']._serialized_start=838
-  _globals['_RESOLVEDPARAMS']._serialized_end=1300
-  _globals['_RESOLVEDPARAMS_LOGITBIASENTRY']._serialized_start=489
-  _globals['_RESOLVEDPARAMS_LOGITBIASENTRY']._serialized_end=537
+  _globals['_SAMPLINGPARAMS']._serialized_start=84
+  _globals['_SAMPLINGPARAMS']._serialized_end=544
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=375
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=423
+  _globals['_STOPPINGPARAMS']._serialized_start=547
+  _globals['_STOPPINGPARAMS']._serialized_end=773
+  _globals['_RESPONSEOPTIONS']._serialized_start=776
+  _globals['_RESPONSEOPTIONS']._serialized_end=1138
+  _globals['_STRINGS']._serialized_start=1140
+  _globals['_STRINGS']._serialized_end=1165
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=1168
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=1330
 # @@protoc_insertion_point(module_scope)

@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tandem/inference/v1/resume.proto\x12\x13tandem.inference.v1\"B\n\x0bPriorOutput\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\x0f\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\";\n\x06Resume\x12\x31\n\x07\x63hoices\x18\x01 \x03(\x0b\x32 .tandem.inference.v1.PriorOutputb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tandem/inference/v1/resume.proto\x12\x13tandem.inference.v1\"B\n\x0bPriorOutput\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\x0f\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\";\n\x06Resume\x12\x31\n\x07\x63hoices\x18\x01 \x03(\x0b\x32 .tandem.inference.v1.PriorOutputBt\n\x16io.tandem.inference.v1P\x01ZBgithub.com/tandem-serve/tandem/clients/go/inference/v1;inferencev1\xaa\x02\x13Tandem.Inference.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.inference.v1.resume_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\026io.tandem.inference.v1P\001ZBgithub.com/tandem-serve/tandem/clients/go/inference/v1;inferencev1\252\002\023Tandem.Inference.V1'
   _globals['_PRIOROUTPUT']._serialized_start=57
   _globals['_PRIOROUTPUT']._serialized_end=123
   _globals['_RESUME']._serialized_start=125

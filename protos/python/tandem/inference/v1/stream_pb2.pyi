@@ -9,20 +9,30 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Started(_message.Message):
-    __slots__ = ("request_id", "resolved_params", "prompt_tokens", "model_revision", "truncated_prompt_tokens", "resumed_tokens")
+    __slots__ = ("request_id", "sampling", "stopping", "response", "n", "priority", "prompt_tokens", "truncated_prompt_tokens", "resumed_tokens", "model", "model_revision")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    RESOLVED_PARAMS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    STOPPING_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
-    resolved_params: _request_pb2.ResolvedParams
+    sampling: _request_pb2.SamplingParams
+    stopping: _request_pb2.StoppingParams
+    response: _request_pb2.ResponseOptions
+    n: int
+    priority: int
     prompt_tokens: int
-    model_revision: str
     truncated_prompt_tokens: int
     resumed_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., resolved_params: _Optional[_Union[_request_pb2.ResolvedParams, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., model_revision: _Optional[str] = ..., truncated_prompt_tokens: _Optional[int] = ..., resumed_tokens: _Optional[int] = ...) -> None: ...
+    model: str
+    model_revision: str
+    def __init__(self, request_id: _Optional[str] = ..., sampling: _Optional[_Union[_request_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_request_pb2.StoppingParams, _Mapping]] = ..., response: _Optional[_Union[_request_pb2.ResponseOptions, _Mapping]] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., truncated_prompt_tokens: _Optional[int] = ..., resumed_tokens: _Optional[int] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ...) -> None: ...
 
 class Queued(_message.Message):
     __slots__ = ("position",)
@@ -55,18 +65,20 @@ class Progress(_message.Message):
     def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., scheduled: _Optional[_Union[Scheduled, _Mapping]] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., blocked_by: _Optional[str] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
-    __slots__ = ("logprob", "top_token_ids", "top_logprobs", "text", "top_texts")
+    __slots__ = ("logprob", "top_token_ids", "top_logprobs", "text", "top_texts", "token_bytes")
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOP_TEXTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     logprob: float
     top_token_ids: _containers.RepeatedScalarFieldContainer[int]
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
     text: str
     top_texts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., text: _Optional[str] = ..., top_texts: _Optional[_Iterable[str]] = ...) -> None: ...
+    token_bytes: bytes
+    def __init__(self, logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., text: _Optional[str] = ..., top_texts: _Optional[_Iterable[str]] = ..., token_bytes: _Optional[bytes] = ...) -> None: ...
 
 class Delta(_message.Message):
     __slots__ = ("choice", "first_token_offset", "token_ids", "text", "logprobs")

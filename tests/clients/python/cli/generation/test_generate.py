@@ -84,11 +84,11 @@ class TestGenerate:
             list(sent.stopping.stop),
             sent.stopping.ignore_eos,
         )
-        assert 2000 == sent.time_limit_ms
+        assert 2.0 == sent.time_limit_s
         assert ["text"] == [
             field.name
             for field, _ in bare.ListFields()
-            if field.name not in ("stopping", "idempotency_key")
+            if field.name not in ("stopping", "attempt_key")
         ]
 
     def test_preset_reaches_the_server_under_given_options(self, run, server):

@@ -13,10 +13,10 @@ class TestModels:
         `tandem models` has a line per model under its headings; --json has all that is known.
         """
         result = run("models", "--address", server.address)
-        headings, row = result.stdout.splitlines()
+        headings, row, *_ = result.stdout.splitlines()
         assert (0, ["name", "revision"]) == (result.exit_code, headings.split()[:2])
         assert ["fake", "revision-1", "FakeForCausalLM", "float32", "512", "128"] == row.split()
-        (model,) = json.loads(run("models", "--json", "--address", server.address).stdout)
+        (model, *_) = json.loads(run("models", "--json", "--address", server.address).stdout)
         assert ("fake", [2]) == (model["name"], model["eos_token_ids"])
 
     def test_model_is_shown_with_limits_and_defaults(self, run, server):

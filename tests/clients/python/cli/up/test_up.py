@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tandem.bundled_model import bundled_model
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse
-from tandem_client import AdminClient
+from tandem_client import AdminClient, ModelCapabilities
 from tandem_client.cli.app import app
 from tandem_client.cli.local_server.services import RunningServer
 from tandem_client.cli.up.banner import banner, described, one_line_each, to_try
@@ -133,29 +133,29 @@ class TestBanner:
         assert lines[0].endswith("; a small test model, for trying Tandem out")
 
     @pytest.mark.parametrize(
-        ("address", "changes", "is_bundled", "commands"),
+        ("address", "capabilities", "is_bundled", "commands"),
         [
             (
                 "127.0.0.1:50051",
-                {},
+                ModelCapabilities(text=True, chat=True),
                 True,
                 ["tandem generate 'def read_json(path: str) -> dict:'"],
             ),
             (
                 "127.0.0.1:50051",
-                {"has_chat_template": False},
+                ModelCapabilities(text=True),
                 False,
                 ["tandem generate 'Once upon a time'"],
             ),
             (
                 "127.0.0.1:7000",
-                {"has_chat_template": False, "token_ids_only": True},
+                ModelCapabilities(),
                 True,
                 ["tandem generate --token-ids 1,2,3 --address 127.0.0.1:7000"],
             ),
             (
                 "0.0.0.0:7000",
-                {},
+                ModelCapabilities(text=True, chat=True),
                 False,
                 [
                     "tandem generate --chat 'What is a prime number?' --address 127.0.0.1:7000",
@@ -165,13 +165,13 @@ class TestBanner:
         ],
         ids=["bundled", "base", "no tokenizer", "chat elsewhere"],
     )
-    def test_what_to_try_suits_the_model(self, server, address, changes, is_bundled, commands):
+    def test_what_to_try_suits_the_model(self, server, address, capabilities, is_bundled, commands):
         """
         The advice is code for the bundled model, a chat where there is a template, ids where there
         is no tokenizer; the default address is not repeated.
         """
         with Client(server.address) as client:
-            model = dataclasses.replace(client.get_model(), **changes)
+            model = dataclasses.replace(client.get_model(), capabilities=capabilities)
         assert commands == to_try(address, model, is_bundled=is_bundled)
 
     def test_gateway_is_named_where_there_is_one(self, server, tmp_path, monkeypatch):

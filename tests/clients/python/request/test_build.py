@@ -7,9 +7,10 @@ from typing import ClassVar
 import pytest
 
 from tandem.errors import InvalidParameter
+from tandem.inference.v1 import chat_pb2, request_pb2, tokens_pb2
+from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem_client import SAMPLING_PRESETS, AsyncClient, Client, GenerateOptions
-from tandem_client import request as request_module
-from tandem_client.request import build_request
+from tandem_client.request import build, build_request, detokenize_request, tokenize_request
 
 
 class TestBuildRequest:
@@ -48,8 +49,17 @@ class TestBuildRequest:
                 "stop": ["a", "b"],
                 "stop_token_ids": [3],
                 "ignore_eos": True,
+                "clamp_max_tokens": False,
                 "time_limit_s": 1.5,
+                "queue_limit_s": 0.5,
                 "request_id": "mine",
+                "model": "m",
+                "parse_special_tokens": False,
+                "attempt_key": "key",
+                "logprobs": 0,
+                "omit_text": True,
+                "omit_token_ids": False,
+                "min_delta_interval_s": 0.25,
             },
         )
 
@@ -66,7 +76,38 @@ class TestBuildRequest:
             list(request.stopping.stop_token_ids),
             request.stopping.ignore_eos,
         )
-        assert (1500, "mine") == (request.time_limit_ms, request.request_id)
+        assert (1.5, 0.5, "mine", "m", "key") == (
+            request.time_limit_s,
+            request.queue_limit_s,
+            request.request_id,
+            request.model,
+            request.attempt_key,
+        )
+        assert request.HasField("parse_special_tokens")
+        assert request.stopping.HasField("clamp_max_tokens")
+        assert (
+            request_pb2.ResponseOptions(
+                logprobs=0, omit_text=True, omit_token_ids=False, min_delta_interval_s=0.25
+            )
+            == request.response
+        )
+
+    def test_every_option_is_a_field_or_stands_for_a_prompt(self):
+        """
+        No option is left out of the message in silence: each is a field of the request or of a part
+        of it, or belongs to the prompt.
+        """
+        parts = (
+            inference.GenerateRequest,
+            chat_pb2.ChatPrompt,
+            *(request_pb2.SamplingParams, request_pb2.StoppingParams, request_pb2.ResponseOptions),
+        )
+        fields = {name for part in parts for name in part.DESCRIPTOR.fields_by_name}
+
+        assert {"preset", "template_args"} == set(GenerateOptions.__annotations__) - fields
+        sent = {name for names in build._NAMES_BY_PART.values() for name in names}
+        plain = {*sent, *build._PLAIN, *build._OF_CHATS, "messages", "token_ids", "preset"}
+        assert set() == set(GenerateOptions.__annotations__) - plain
 
     def test_single_stop_string_is_one_string(self):
         """
@@ -99,7 +140,10 @@ class TestBuildRequest:
             ("hi", {"seed": 2**64}, "sampling.seed"),
             ("hi", {"temperature": "hot"}, "sampling.temperature"),
             ("hi", {"max_tokens": 1.5}, "stopping.max_tokens"),
-            ("hi", {"time_limit_s": -1}, "time_limit_ms"),
+            ("hi", {"min_delta_interval_s": "long"}, "response.min_delta_interval_s"),
+            ("hi", {"logprobs": -1}, "response.logprobs"),
+            ("hi", {"queue_limit_s": [1.0]}, "queue_limit_s"),
+            ("hi", {"model": 3}, "model"),
             ("\ud800", {}, "prompt.text"),
             (None, {"token_ids": [2**40]}, "prompt.token_ids"),
             (["hi"], {}, "prompt.text"),
@@ -108,8 +152,7 @@ class TestBuildRequest:
             ("hi", {"logit_bias": [1]}, "sampling.logit_bias"),
             ("hi", {"stop_token_ids": 2}, "stopping.stop_token_ids"),
             ("hi", {"stop": 2}, "stopping.stop"),
-            ("hi", {"time_limit_s": "long"}, "time_limit_ms"),
-            ("hi", {"time_limit_s": float("inf")}, "time_limit_ms"),
+            ("hi", {"time_limit_s": "long"}, "time_limit_s"),
             (None, {"token_ids": 7}, "prompt.token_ids"),
             (None, {"messages": "hi"}, "prompt.messages"),
             (None, {"messages": {"role": "user", "content": "hi"}}, "prompt.messages"),
@@ -125,6 +168,13 @@ class TestBuildRequest:
             build_request(prompt, options)
 
         assert field == refused.value.field
+
+    @pytest.mark.parametrize("limit_s", [-1.0, float("inf"), 0.0])
+    def test_limit_out_of_range_is_sent_for_the_server_to_judge(self, limit_s):
+        """
+        A time limit that no server takes is sent as it is given, not rounded to one that it takes.
+        """
+        assert limit_s == build_request("hi", {"time_limit_s": limit_s}).time_limit_s
 
     @pytest.mark.parametrize(
         ("prompt", "message"),
@@ -166,6 +216,56 @@ class TestBuildRequest:
             build_request("hi", {name: value})
 
         assert sentence == refused.value.message
+
+
+class TestTokenizeRequest:
+    def test_prompt_is_that_of_a_completion(self):
+        """
+        A text or a conversation is sent as a completion sends it; what is not given stays unset.
+        """
+        messages = [{"role": "user", "content": "hi"}]
+        options = {"messages": messages, "template_args": {"a": 1}, "model": "m"}
+
+        assert tokens_pb2.TokenizeRequest(text="hi") == tokenize_request("hi", {})
+        asked = tokenize_request(None, {**options, "with_texts": True})
+        assert build_request(None, options).chat == asked.chat
+        assert ("m", True) == (asked.model, asked.with_texts)
+        marked = tokenize_request("<s>", {"parse_special_tokens": True})
+        assert (True, "<s>") == (marked.parse_special_tokens, marked.text)
+
+    @pytest.mark.parametrize(
+        ("prompt", "options"), [(None, {}), ("hi", {"messages": []})], ids=["none", "two"]
+    )
+    def test_exactly_one_prompt_is_given(self, prompt, options):
+        """
+        No prompt, or two, are refused before anything is sent.
+        """
+        with pytest.raises(InvalidParameter) as refused:
+            tokenize_request(prompt, options)
+
+        message = f"give exactly one of prompt and messages, got {2 if prompt else 0}"
+        assert (message, "prompt") == (refused.value.message, refused.value.field)
+
+    def test_options_of_a_completion_are_unknown_here(self):
+        """
+        An option that has no meaning for tokens is refused like any unknown name.
+        """
+        for name in ("token_ids", "temperature", "max_new_tokens"):
+            with pytest.raises(TypeError, match=name):
+                tokenize_request("hi", {name: 1})
+
+    def test_ids_are_sent_as_they_are(self):
+        """
+        Ids and the model's name reach the message; what is no list of ids is refused.
+        """
+        asked = detokenize_request((1, 2), True, "m")
+        wanted = tokens_pb2.DetokenizeRequest(token_ids=[1, 2], keep_special_tokens=True, model="m")
+        assert wanted == asked
+        assert tokens_pb2.DetokenizeRequest(token_ids=[3]) == detokenize_request([3], False, None)
+        for ids in ("12", 3, ["a"], [2**40]):
+            with pytest.raises(InvalidParameter) as refused:
+                detokenize_request(ids, False, None)
+            assert "token_ids" == refused.value.field
 
 
 class TestPresets:
@@ -226,6 +326,8 @@ class TestUnknownNames:
             ("temprature", "Did you mean 'temperature'?"),
             ("max_new_tokens", "Did you mean 'max_tokens'?"),
             ("timeout", "Did you mean 'deadline_s'?"),
+            ("idempotency_key", "Did you mean 'attempt_key'?"),
+            ("chat_template_kwargs", "Did you mean 'template_args'?"),
             ("colour", "see tandem_client.GenerateOptions"),
         ],
     )
@@ -251,5 +353,5 @@ class TestUnknownNames:
         """
         known = {*GenerateOptions.__annotations__, "deadline_s"}
 
-        assert set() == set(request_module._ELSEWHERE.values()) - known
-        assert set() == set(request_module._ELSEWHERE) & known
+        assert set() == set(build._ELSEWHERE.values()) - known
+        assert set() == set(build._ELSEWHERE) & known

@@ -12,8 +12,8 @@ import grpc
 
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem_client.events import Completion, Delta, Event
-from tandem_client.retry import RetryPolicy
-from tandem_client.stream import BaseCalls, BaseStream, StartCall, new_text
+from tandem_client.streams.retry import RetryPolicy
+from tandem_client.streams.stream import BaseCalls, BaseStream, StartCall, new_text
 
 
 class LoopCalls(BaseCalls):

@@ -24,8 +24,8 @@ from tandem_client.events import (
     Started,
     completion_of,
 )
-from tandem_client.resume import ResumableStream
-from tandem_client.retry import RetryPolicy, remaining_s, within
+from tandem_client.streams.resume import ResumableStream
+from tandem_client.streams.retry import RetryPolicy, remaining_s, within
 
 StartCall = Callable[[inference.GenerateRequest, float | None], Any]
 """Function that starts a Generate call with a time-out in seconds and returns gRPC's iterator."""
@@ -64,7 +64,7 @@ class BaseCalls:
     ) -> None:
         self._start_call = start_call
         key = secrets.token_hex(16)
-        self._state = ResumableStream(request, policy, time.monotonic(), idempotency_key=key)
+        self._state = ResumableStream(request, policy, time.monotonic(), attempt_key=key)
         self._on_break = policy.on_break
         self._deadline_s = deadline_s
         self._call: Any = None

@@ -8,14 +8,15 @@ from typing import Any
 import grpc
 import structlog
 
-from scheduler_svc.frontend.intake.decoding import MessageIntake
-from scheduler_svc.frontend.rpc_handlers import (
+from scheduler_svc.frontend.calls.call_id import call_id, start_call
+from scheduler_svc.frontend.calls.rpc_handlers import (
     Context,
     Handler,
     behavior_of,
     serve,
     with_behavior,
 )
+from scheduler_svc.frontend.intake.decoding import MessageIntake
 from tandem.errors import InternalError, TandemError
 from tandem.status import to_grpc_status
 
@@ -70,17 +71,24 @@ def _guarded(
             yield await decoded(raw)
 
     async def respond(request: Any, context: Context) -> object:
+        start_call(context.invocation_metadata())
         try:
             if handler.request_streaming:
                 return await serve(behavior, each_decoded(request), context)
             return await serve(behavior, await decoded(request), context)
         except TandemError as error:
-            _log.info("call_failed", method=method, reason=error.reason, field=error.field)
+            _log.info(
+                "call_failed",
+                method=method,
+                call_id=call_id(),
+                reason=error.reason,
+                field=error.field,
+            )
             await _abort(context, error)
         except grpc.aio.AbortError:
             raise
         except Exception:  # noqa: BLE001  # a bug: a typed error to the client, a traceback to the log
-            _log.exception("call_broken", method=method)
+            _log.exception("call_broken", method=method, call_id=call_id())
             await _abort(
                 context,
                 InternalError(
@@ -114,5 +122,5 @@ async def _abort(context: Context, error: TandemError) -> None:
     encoded = error.message.encode()
     if len(encoded) > MAX_MESSAGE_BYTES:
         error.message = encoded[:MAX_MESSAGE_BYTES].decode(errors="ignore") + "…"
-    status = to_grpc_status(error)
+    status = to_grpc_status(error, request_id=call_id())
     await context.abort(status.code, status.details or "", status.trailing_metadata or ())

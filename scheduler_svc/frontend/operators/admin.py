@@ -10,10 +10,11 @@ import msgspec
 
 from scheduler_svc.executor_client.channel import ExecutorAccess
 from scheduler_svc.frontend.core_client import CoreClient
-from scheduler_svc.frontend.profile import profile
+from scheduler_svc.frontend.operators.profile import profile
 from scheduler_svc.frontend.request.validation import check_request_id, check_tenant
 from scheduler_svc.ipc.snapshot import (
     SUSPEND_WAIT_S,
+    AbortArgument,
     DrainArgument,
     EventEntry,
     EventsArgument,
@@ -36,8 +37,10 @@ from tandem.profile import read_options
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-DEFAULT_RESULTS = 100
-MAX_RESULTS = 10_000
+DEFAULT_PAGE_SIZE = 100
+MAX_PAGE_SIZE = 10_000
+MAX_TOKEN_CHARS = 18
+"""Digits of the largest arrival number that a page can end with."""
 _STATE_PREFIX = "REQUEST_STATE_"
 
 
@@ -118,7 +121,19 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
                 for one in found.requests
             ],
             total=found.total,
+            next_page_token="" if found.last is None else str(found.last),
         )
+
+    async def Abort(  # noqa: N802  # named by the proto
+        self, request: requests_pb2.AbortRequest, context: Context
+    ) -> requests_pb2.AbortResponse:
+        """End a live request of any tenant."""
+        del context
+        check_request_id(request.request_id)
+        tenant = _tenant(request)
+        argument = AbortArgument(request_id=request.request_id, tenant=tenant)
+        await self._core.query("abort", encode_json(argument))
+        return requests_pb2.AbortResponse()
 
     async def GetRequestEvents(  # noqa: N802  # named by the proto
         self, request: requests_pb2.GetRequestEventsRequest, context: Context
@@ -126,7 +141,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         """Return the recorded events of one request."""
         del context
         check_request_id(request.request_id)
-        argument = encode_json(EventsArgument(request.request_id))
+        argument = encode_json(EventsArgument(request.request_id, _tenant(request)))
         events = decode_event_list(await self._core.query("events", argument)).events
         return requests_pb2.GetRequestEventsResponse(events=[_event(event) for event in events])
 
@@ -146,20 +161,36 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
             await context.write(message)
 
 
-def _list_argument(request: requests_pb2.ListRequestsRequest) -> ListArgument:
-    max_results = request.max_results if request.HasField("max_results") else DEFAULT_RESULTS
-    if not 1 <= max_results <= MAX_RESULTS:
-        raise InvalidParameter(
-            f"max_results must be in [1, {MAX_RESULTS}], got {max_results}.", field="max_results"
-        )
+def _tenant(
+    request: requests_pb2.ListRequestsRequest
+    | requests_pb2.AbortRequest
+    | requests_pb2.GetRequestEventsRequest,
+) -> str | None:
+    """Return the tenant that a request is about; None for any."""
     check_tenant(request.tenant)
+    return request.tenant if request.HasField("tenant") else None
+
+
+def _list_argument(request: requests_pb2.ListRequestsRequest) -> ListArgument:
+    page_size = request.page_size if request.HasField("page_size") else DEFAULT_PAGE_SIZE
+    if not 1 <= page_size <= MAX_PAGE_SIZE:
+        raise InvalidParameter(
+            f"page_size must be in [1, {MAX_PAGE_SIZE}], got {page_size}.", field="page_size"
+        )
+    token = request.page_token
+    if token and not (token.isascii() and token.isdigit() and len(token) <= MAX_TOKEN_CHARS):
+        raise InvalidParameter(
+            "page_token must be empty or the next_page_token of the page before.",
+            field="page_token",
+        )
     known = requests_pb2.RequestState.values()
     for at, state in enumerate(request.states):
         if state == 0 or state not in known:
             raise InvalidParameter(f"there is no request state {state}.", field=f"states[{at}]")
     return ListArgument(
-        max_results=max_results,
-        tenant=request.tenant if request.HasField("tenant") else None,
+        page_size=page_size,
+        after=int(token) if token else -1,
+        tenant=_tenant(request),
         states=tuple(
             requests_pb2.RequestState.Name(state).removeprefix(_STATE_PREFIX).lower()
             for state in request.states

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tandem.error_codes import DeadlineExceeded, TandemError
 from tandem.errors import HandedOver
 from tandem.status import PeerUnavailable
-from tandem_client.names import suggests_names
+from tandem_client.request.names import suggests_names
 
 LONGEST_RESUME_DELAY_S = 2.0
 """Longest wait in seconds between two tries to resume a broken stream."""

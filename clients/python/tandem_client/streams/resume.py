@@ -2,8 +2,8 @@
 One stream across several calls: the output delivered so far, and the request for the rest.
 
 A server that stops in the middle of a stream keeps no state of it. So the request is sent again
-with the seed it ran with and the ids that were delivered; any server of the same model continues
-after them.
+with the parameters it ran with and the ids that were delivered; any server of the same model
+continues after them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from dataclasses import replace
 
 from tandem.errors import InternalError, ModelChanged, TandemError
 from tandem.inference.v1 import inference_service_pb2 as inference
+from tandem.inference.v1 import stream_pb2
 from tandem_client.events import Delta, Done, Event, Finished, Started, event_from_proto
 from tandem_client.params import GenerateOptions
-from tandem_client.request import build_request, set_sampling
-from tandem_client.retry import RetryPolicy
+from tandem_client.request import build_request
+from tandem_client.streams.retry import RetryPolicy
 
 MAX_RESUMES_IN_VAIN = 16
 """Number of accepted calls in a row without new output after which a stream is given up: the
 request itself may be what stops its servers."""
+LEAST_TIME_LIMIT_S = 0.001
+"""Shortest time limit that a server takes, for a request whose time is over."""
 
 
 class ResumableStream:
@@ -34,23 +37,25 @@ class ResumableStream:
         policy: RetryPolicy,
         now: float,
         *,
-        idempotency_key: str = "",
+        attempt_key: str = "",
     ) -> None:
         """
         Args:
             request: Request of the caller.
             policy: Policy of retries and resumption after a failure.
             now: Current time in seconds.
-            idempotency_key: Key for a request that may be sent more than once and has no key.
+            attempt_key: Key for a request that may be sent more than once and has no key.
         """
-        self.request = with_key(request, policy, idempotency_key)
+        self.request = with_key(request, policy, attempt_key)
         """Request to send in the next call."""
         self.done = False
         self._policy = policy
         self._started_at_s = now
         self._first_output_s: float | None = None
-        self._time_limit_ms = request.time_limit_ms if request.HasField("time_limit_ms") else None
-        self._started: Started | None = None
+        self._time_limit_s = request.time_limit_s if request.HasField("time_limit_s") else None
+        self._has_ids = not request.response.omit_token_ids
+        """False: nothing tells where the stream broke, so that it cannot be resumed."""
+        self._started: stream_pb2.Started | None = None
         self._token_ids: dict[int, list[int]] = {}
         self._finished: set[int] = set()
         self._was_resumed = False
@@ -62,6 +67,11 @@ class ResumableStream:
     def is_accepted(self) -> bool:
         """True after a server accepted the request."""
         return self._started is not None
+
+    @property
+    def _cannot_resume(self) -> bool:
+        """True after output of which the client has no ids."""
+        return not self._has_ids and bool(self._token_ids or self._finished)
 
     def accept(self, response: inference.GenerateResponse, now: float) -> Event | None:
         """
@@ -76,7 +86,7 @@ class ResumableStream:
             case Delta():
                 self._on_delta(event, now)
             case Started():
-                return self._on_started(event)
+                return self._on_started(event, response.started)
             case Finished():
                 self._finished.add(event.choice)
             case Done():
@@ -93,6 +103,8 @@ class ResumableStream:
         """
         self._num_failures += 1
         delay: float | None
+        if self._cannot_resume:
+            raise error
         if self._started is None:
             delay = self._policy.delay_s(error, self._num_failures, jitter)
         else:
@@ -112,7 +124,8 @@ class ResumableStream:
         if self._started is not None:
             self._was_resumed = True
             request.request_id = self._started.request_id
-            set_sampling(request, self._started.params)
+            request.sampling.CopyFrom(self._started.sampling)
+            request.stopping.CopyFrom(self._started.stopping)
             request.resume.Clear()
             request.resume.SetInParent()
             for choice in sorted(self._token_ids.keys() | self._finished):
@@ -121,15 +134,15 @@ class ResumableStream:
                     token_ids=self._token_ids.get(choice, ()),
                     finished=choice in self._finished,
                 )
-        if self._time_limit_ms is not None:
-            elapsed_ms = round((now - self._started_at_s) * 1000)
-            request.time_limit_ms = max(1, self._time_limit_ms - elapsed_ms)
+        if self._time_limit_s is not None:
+            left_s = self._time_limit_s - (now - self._started_at_s)
+            request.time_limit_s = max(LEAST_TIME_LIMIT_S, left_s)
         self.request = request
 
-    def _on_started(self, event: Started) -> Started | None:
+    def _on_started(self, event: Started, message: stream_pb2.Started) -> Started | None:
         self._broken_since_s = None
         if self._started is None:
-            self._started = event
+            self._started = message
             return event
         if event.model_revision != self._started.model_revision:
             raise ModelChanged(
@@ -145,7 +158,7 @@ class ResumableStream:
 
     def _on_delta(self, event: Delta, now: float) -> None:
         delivered = self._token_ids.setdefault(event.choice, [])
-        if event.first_token_offset != len(delivered):
+        if self._has_ids and event.first_token_offset != len(delivered):
             raise InternalError(
                 f"choice {event.choice} has {len(delivered)} tokens, but the server goes on at "
                 f"offset {event.first_token_offset}"
@@ -171,19 +184,19 @@ class ResumableStream:
 
 
 def with_key(
-    request: inference.GenerateRequest, policy: RetryPolicy, idempotency_key: str
+    request: inference.GenerateRequest, policy: RetryPolicy, attempt_key: str
 ) -> inference.GenerateRequest:
     """Return the request, with this key if it may be sent more than once and has no key."""
-    if policy.is_final or not idempotency_key or request.HasField("idempotency_key"):
+    if policy.is_final or not attempt_key or request.HasField("attempt_key"):
         return request
     with_one = inference.GenerateRequest()
     with_one.CopyFrom(request)
-    with_one.idempotency_key = idempotency_key
+    with_one.attempt_key = attempt_key
     return with_one
 
 
 def complete_request(
-    prompt: str | None, options: GenerateOptions, policy: RetryPolicy, idempotency_key: str
+    prompt: str | None, options: GenerateOptions, policy: RetryPolicy, attempt_key: str
 ) -> inference.CompleteRequest:
     """
     Build the message of one whole completion; arguments as in `build_request` and `with_key`.
@@ -192,5 +205,5 @@ def complete_request(
         TypeError: An option has an unknown name.
         InvalidParameter: A value cannot be sent.
     """
-    request = with_key(build_request(prompt, options), policy, idempotency_key)
+    request = with_key(build_request(prompt, options), policy, attempt_key)
     return inference.CompleteRequest(request=request)

@@ -16,7 +16,7 @@ import structlog
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from scheduler_svc.frontend.core_client import CoreClient
-from scheduler_svc.frontend.metrics import SnapshotMetrics
+from scheduler_svc.frontend.operators.metrics import SnapshotMetrics
 from scheduler_svc.ipc.snapshot import decode_metrics
 from tandem.errors import TandemError
 

@@ -1,0 +1,1 @@
+"""Streams of completions, and how they go on after a break."""

@@ -1,0 +1,1 @@
+"""Answers for operators: the admin service, profiles, and the page of metrics."""

@@ -1,0 +1,59 @@
+"""
+Responses: what they must tell, checked against what this server supports.
+
+Field paths start at GenerateRequest.
+"""
+
+from __future__ import annotations
+
+from tandem.errors import FeatureUnsupported, InvalidParameter
+from tandem.inference.v1 import model_pb2, request_pb2
+from tandem.inference.v1.inference_service_pb2 import GenerateRequest
+from tandem.sampling_params import MAX_LOGPROBS
+
+MAX_DELTA_INTERVAL_S = 10.0
+_NEEDS_CAPABILITY = ("prompt_logprobs", "logprob_token_ids", "token_bytes", "parse_output")
+"""Options that have a capability of the same name."""
+
+
+def capabilities(*, has_tokenizer: bool, has_chat_template: bool) -> model_pb2.ModelCapabilities:
+    """Return what this server can do for a model."""
+    return model_pb2.ModelCapabilities(text=has_tokenizer, chat=has_chat_template, logprobs=True)
+
+
+def check_response(request: GenerateRequest) -> None:
+    """
+    Check what the response must tell, and that nothing is asked for that is not supported.
+
+    Raises:
+        FeatureUnsupported: An option, or structured output, is not supported here.
+        InvalidParameter: A value is out of range.
+    """
+    response = request.response
+    if request.HasField("structured_output"):
+        raise _unsupported("structured_output", "structured_output")
+    for option, value in response.ListFields():
+        if option.name in _NEEDS_CAPABILITY and value is not False:
+            raise _unsupported(option.name, f"response.{option.name}")
+    _check_values(response)
+
+
+def _check_values(response: request_pb2.ResponseOptions) -> None:
+    if response.logprobs > MAX_LOGPROBS:
+        raise InvalidParameter(
+            f"logprobs must be in [0, {MAX_LOGPROBS}], got {response.logprobs}.",
+            field="response.logprobs",
+        )
+    interval_s = response.min_delta_interval_s
+    if not 0 <= interval_s <= MAX_DELTA_INTERVAL_S:
+        raise InvalidParameter(
+            f"min_delta_interval_s must be in [0, {MAX_DELTA_INTERVAL_S:g}], got {interval_s:g}.",
+            field="response.min_delta_interval_s",
+        )
+
+
+def _unsupported(name: str, field: str) -> FeatureUnsupported:
+    return FeatureUnsupported(
+        f"this server does not support {name}: see the capabilities that GetModel tells.",
+        field=field,
+    )

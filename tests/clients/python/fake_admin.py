@@ -1,0 +1,190 @@
+"""The admin half of the fake server, and what both halves are told and saw."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+
+from tandem.admin.v1 import admin_service_pb2 as admin
+from tandem.admin.v1 import admin_service_pb2_grpc as admin_grpc
+from tandem.admin.v1 import requests_pb2, stats_pb2
+from tandem.errors import EventsNotTracked, RequestNotFound, TandemError
+from tandem.inference.v1 import inference_service_pb2 as inference
+from tandem.inference.v1 import tokens_pb2
+from tandem.status import to_grpc_status
+
+LONGEST_LOOK_S = 60.0
+"""Seconds after which GetStats answers all the same."""
+REQUESTS = (
+    requests_pb2.RequestSummary(
+        request_id="first",
+        state=requests_pb2.REQUEST_STATE_DECODE,
+        tenant="alice",
+        priority=-1,
+        prompt_tokens=30,
+        output_tokens=4,
+        cached_tokens=16,
+        age_s=1.25,
+        preemptions=2,
+        time_to_first_token_s=0.5,
+    ),
+    requests_pb2.RequestSummary(
+        request_id="second", choice=1, state=requests_pb2.REQUEST_STATE_WAITING
+    ),
+)
+EVENTS = (
+    requests_pb2.RequestEvent(kind=requests_pb2.REQUEST_EVENT_KIND_ADD),
+    requests_pb2.RequestEvent(
+        kind=requests_pb2.REQUEST_EVENT_KIND_GENERATED_TOKEN,
+        at_s=0.25,
+        token_id=70,
+        blocks=requests_pb2.BlockStats(used_blocks=1, cached_blocks=2, free_blocks=3),
+        dropped_events=5,
+    ),
+    requests_pb2.RequestEvent(
+        kind=requests_pb2.REQUEST_EVENT_KIND_FINISH,
+        at_s=0.5,
+        detail="EOS",
+        time_to_first_token_s=0.25,
+    ),
+)
+SETTINGS = (("block_size", "16", "default"), ("listen", '"127.0.0.1:1"', "flag"))
+
+
+def _set_event() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
+@dataclass
+class Seen:
+    """Requests that the server got, and its settings, for assertions."""
+
+    generate: list[inference.GenerateRequest] = field(default_factory=list)
+    complete: list[inference.CompleteRequest] = field(default_factory=list)
+    metadata: list[dict[str, str]] = field(default_factory=list)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    hanging: threading.Event = field(default_factory=threading.Event)
+    drain_grace_s: list[float | None] = field(default_factory=list)
+    listed: list[requests_pb2.ListRequestsRequest] = field(default_factory=list)
+    aborted: list[inference.AbortRequest] = field(default_factory=list)
+    aborted_by_operator: list[requests_pb2.AbortRequest] = field(default_factory=list)
+    tokenized: list[tokens_pb2.TokenizeRequest] = field(default_factory=list)
+    detokenized: list[tokens_pb2.DetokenizeRequest] = field(default_factory=list)
+    num_flushes: int = 0
+    num_looks: int = 0
+    """Calls of GetStats: each finds the server 1.5 s older."""
+    answers_looks: threading.Event = field(default_factory=_set_event)
+    """Event that must be set for GetStats to answer."""
+    model: str = "fake"
+    live: list[requests_pb2.RequestSummary] | None = None
+    """Requests that ListRequests finds; None = `REQUESTS`, and more that it leaves off."""
+    token_ids_only: bool = False
+    """True for a model without a tokenizer, and so without text and chats."""
+    model_error: TandemError | None = None
+    """Error that GetModel fails with."""
+    executor_refusal: str = ""
+    """Refusal of the executor, as GetStats tells it."""
+    suspensions: list[int | None] = field(default_factory=list)
+    """Modes of suspensions, None for a resumption, in order."""
+    profiled: list[admin.ProfileRequest] = field(default_factory=list)
+    profile: list[admin.ProfileResponse | TandemError] = field(default_factory=list)
+    """Messages that Profile answers; an error ends it."""
+
+
+class FakeAdmin(admin_grpc.AdminServiceServicer):
+    """Fixed answers."""
+
+    def __init__(self, seen: Seen) -> None:
+        self._seen = seen
+
+    async def GetStats(self, request, context):  # noqa: N802  # the rpc's name
+        if not self._seen.answers_looks.is_set():
+            await asyncio.to_thread(self._seen.answers_looks.wait, LONGEST_LOOK_S)
+        self._seen.num_looks += 1
+        looks = self._seen.num_looks
+        return stats_pb2.GetStatsResponse(
+            running_requests=2,
+            used_blocks=5,
+            cached_blocks=3,
+            free_blocks=1,
+            total_blocks=9,
+            token_usage=5 / 9,
+            uptime_s=1.5 * looks,
+            prefix_cache_lookup_tokens=200 * looks,
+            prefix_cache_hit_tokens=50 * looks,
+            output_tokens=300 * looks,
+            prefill_tokens=1_500 * looks,
+            first_tokens=2 * looks,
+            time_to_first_token_s=0.25 * looks,
+            next_tokens=100 * looks,
+            inter_token_s=1.25 * looks,
+            model=self._seen.model,
+            dtype="float32",
+            max_model_len=512,
+            block_size=16,
+            retractions=4,
+            refused_by_limit={"max_num_seqs": 6},
+            schedule_policy="lpm",
+            executor_refusal=self._seen.executor_refusal,
+            steps=200 * looks,
+            graph_steps=150 * looks,
+            executor_queued_s=0.1 * looks,
+            executor_forward_s=1.0 * looks,
+            executor_sample_s=0.25 * looks,
+        )
+
+    async def Drain(self, request, context):  # noqa: N802  # the rpc's name
+        grace = request.grace_s if request.HasField("grace_s") else None
+        self._seen.drain_grace_s.append(grace)
+        return admin.DrainResponse(remaining_requests=1)
+
+    async def GetConfig(self, request, context):  # noqa: N802  # the rpc's name
+        entries = [admin.ConfigEntry(name=n, json_value=v, source=s) for n, v, s in SETTINGS]
+        return admin.GetConfigResponse(entries=entries)
+
+    async def ListRequests(self, request, context):  # noqa: N802  # the rpc's name
+        self._seen.listed.append(request)
+        live = self._seen.live
+        if live is None:
+            return requests_pb2.ListRequestsResponse(requests=REQUESTS, total=7)
+        first = int(request.page_token or 0)
+        last = first + (request.page_size or 100)
+        token = str(last) if last < len(live) else ""
+        return requests_pb2.ListRequestsResponse(
+            requests=live[first:last], total=len(live), next_page_token=token
+        )
+
+    async def Abort(self, request, context):  # noqa: N802  # the rpc's name
+        self._seen.aborted_by_operator.append(request)
+        if request.request_id != "live":
+            error = RequestNotFound(f"no live request has the id {request.request_id!r}")
+            await context.abort_with_status(to_grpc_status(error))
+        return requests_pb2.AbortResponse()
+
+    async def GetRequestEvents(self, request, context):  # noqa: N802  # the rpc's name
+        if request.request_id == "untracked":
+            error = EventsNotTracked("events of requests are not kept")
+            await context.abort_with_status(to_grpc_status(error))
+        return requests_pb2.GetRequestEventsResponse(events=EVENTS)
+
+    async def Suspend(self, request, context):  # noqa: N802  # the rpc's name
+        self._seen.suspensions.append(request.kv_mode)
+        return admin.SuspendResponse(device_memory_bytes=3 * 2**20)
+
+    async def Resume(self, request, context):  # noqa: N802  # the rpc's name
+        self._seen.suspensions.append(None)
+        return admin.ResumeResponse()
+
+    async def Profile(self, request, context):  # noqa: N802  # the rpc's name
+        self._seen.profiled.append(request)
+        for message in self._seen.profile:
+            if isinstance(message, TandemError):
+                await context.abort_with_status(to_grpc_status(message))
+            yield message
+
+    async def FlushPrefixCache(self, request, context):  # noqa: N802  # the rpc's name
+        self._seen.num_flushes += 1
+        return admin.FlushPrefixCacheResponse(freed_blocks=12)
