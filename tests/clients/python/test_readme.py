@@ -74,7 +74,7 @@ class TestReadme:
         """
         The example of the client's page prints the text and end of each choice, and a statistic.
         """
-        (example,) = _examples(CLIENT_README)
+        example = _examples(CLIENT_README)[0]
         for address in ("127.0.0.1:50051", "127.0.0.1:50052"):
             example = example.replace(address, server.address)
         exec(compile(example, "clients/python/README.md", "exec"), {})
@@ -83,6 +83,15 @@ class TestReadme:
         assert ["0 STOP_STRING", "1 STOP_STRING"] == printed[-2:]
         assert statistic.isdecimal()
         assert 2 == server.seen.generate[0].n
+
+    @pytest.mark.parametrize("number", range(1, len(_examples(CLIENT_README))))
+    def test_other_examples_of_the_client_print_the_answer(self, server, capsys, number):
+        """
+        Each further example of the client's page runs as it stands and prints an answer.
+        """
+        example = _examples(CLIENT_README)[number].replace("127.0.0.1:50051", server.address)
+        exec(compile(example, "clients/python/README.md", "exec"), {})
+        assert ANSWER in capsys.readouterr().out
 
     @pytest.mark.parametrize("number", range(len(_examples(EMBEDDED_README))))
     def test_examples_of_the_embedded_engine_print_what_it_computes(

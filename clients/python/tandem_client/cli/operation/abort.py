@@ -21,6 +21,9 @@ def abort(
         list[str],
         typer.Argument(metavar="REQUEST_ID...", help="Ids, as tandem requests lists them."),
     ],
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", help="Tenant of the requests, if they have one.")
+    ] = None,
     address: options.Address = DEFAULT_ADDRESS,
 ) -> None:
     """
@@ -32,7 +35,7 @@ def abort(
     with Client(address, retry=options.RETRY) as client, Waits(no_answer(address)):
         for request_id in request_ids:
             try:
-                client.abort(request_id)
+                client.abort(request_id, tenant=tenant)
             except RequestNotFound as error:
                 missing += 1
                 typer.echo(f"tandem: {describe(error)}", err=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,7 +15,6 @@ from tandem_client.cli.shared import options
 from tandem_client.cli.shared.failures import readable_errors
 from tandem_client.cli.shared.waiting import Waits, no_answer
 from tandem_client.client import Client
-from tandem_client.model import Model
 
 _COLUMNS = ("name", "revision", "architecture", "dtype", "max_model_len", "vocab_size")
 
@@ -34,11 +33,19 @@ def models(*, address: options.Address = DEFAULT_ADDRESS, as_json: options.Json 
 
 
 @readable_errors
-def show(*, address: options.Address = DEFAULT_ADDRESS, as_json: options.Json = False) -> None:
+def show(
+    *,
+    model: Annotated[
+        str | None, typer.Argument(help="Name of the model; unset, the one that is served.")
+    ] = None,
+    address: options.Address = DEFAULT_ADDRESS,
+    as_json: options.Json = False,
+) -> None:
     """
     Show a served model with its limits, and the parameters of a request that sets none.
     """
-    described = dataclasses.asdict(_model_at(address))
+    with Client(address, retry=options.RETRY) as client, Waits(no_answer(address)):
+        described = dataclasses.asdict(client.get_model(model))
     # The server draws a seed for each request.
     described["default_params"].pop("seed")
     if as_json:
@@ -46,11 +53,6 @@ def show(*, address: options.Address = DEFAULT_ADDRESS, as_json: options.Json = 
         return
     for name, value in _flat(described):
         typer.echo(f"{name}: {_shown(value)}")
-
-
-def _model_at(address: str) -> Model:
-    with Client(address, retry=options.RETRY) as client, Waits(no_answer(address)):
-        return client.get_model()
 
 
 def _flat(described: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

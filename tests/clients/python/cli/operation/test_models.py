@@ -30,8 +30,23 @@ class TestModels:
         shown = json.loads(run("show", "--json", "--address", server.address).stdout)
         assert 100 == shown["default_params"]["max_tokens"]
 
+    def test_model_is_shown_by_its_name(self, run, server):
+        """
+        A name is asked for as it stands, and one that is not served is refused.
+        """
+        assert "name: fake\n" in run("show", "fake", "--address", server.address).stdout
+        missing = run("show", "other", "--address", server.address)
+        assert (4, True) == (missing.exit_code, "MODEL_NOT_FOUND" in missing.stderr)
+
 
 class TestAbort:
+    def test_tenant_is_sent(self, run, server):
+        """
+        Ids belong to tenants, so that the tenant goes with them.
+        """
+        run("abort", "live", "--tenant", "alice", "--address", server.address)
+        assert [("live", "alice")] == [(one.request_id, one.tenant) for one in server.seen.aborted]
+
     def test_live_request_is_ended(self, run, server):
         """
         A live request is aborted, which is said.
