@@ -26,6 +26,7 @@ from tandem_openai_gateway.api.chat import read_chat
 from tandem_openai_gateway.api.completion import read_completion
 from tandem_openai_gateway.api.responses import read_responses
 from tandem_openai_gateway.client_left import ClientLeft
+from tandem_openai_gateway.encryption import channel_options
 from tandem_openai_gateway.envelope import (
     Envelope,
     JsonResponse,
@@ -86,6 +87,7 @@ class Gateway:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._options = channel_options(settings)
         self._created_s = int(time.time())
         self._schedulers: Schedulers | None = None
         self._model: ServedModel | None = None
@@ -95,7 +97,9 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         """Hold the connections while the server runs."""
-        self._schedulers = Schedulers(self._settings.schedulers, on_resume=self.metrics.resumes.inc)
+        self._schedulers = Schedulers(
+            self._settings.schedulers, self._options, on_resume=self.metrics.resumes.inc
+        )
         self._model = ServedModel(self._schedulers)
         self._answering = Answering(
             self._schedulers, self._model, self.metrics, self._settings.max_body_bytes

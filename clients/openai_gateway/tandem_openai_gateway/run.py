@@ -15,11 +15,7 @@ import uvicorn
 
 from tandem.errors import AddressInUse, InvalidConfig
 from tandem.network.address import host_and_port, without_brackets
-from tandem.network.listen_address import (
-    UNPROTECTED,
-    ListenAddress,
-    reaches_beyond_this_machine,
-)
+from tandem.network.listen_address import ListenAddress, reaches_beyond_this_machine
 from tandem.process.exit_codes import EXIT_DONE
 from tandem.process.telemetry import configure_logging
 from tandem_openai_gateway.app import make_app
@@ -28,6 +24,8 @@ from tandem_openai_gateway.settings import Settings, read_settings
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
 """Seconds that a silent connection stays open: longer than the clients' pools keep theirs."""
+
+NOT_ENCRYPTED = "other machines can reach this address, and keys and texts on it are not encrypted"
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -50,8 +48,8 @@ class Server(uvicorn.Server):
             )
         schedulers = ",".join(self._settings.schedulers)
         _log.info("listening", at=self._address, schedulers=schedulers)
-        if reaches_beyond_this_machine(self._address):
-            _log.warning("unprotected", at=self._address, why=UNPROTECTED)
+        if reaches_beyond_this_machine(self._address) and self._settings.tls_cert is None:
+            _log.warning("unprotected", at=self._address, why=NOT_ENCRYPTED)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -73,6 +71,8 @@ def run(arguments: Sequence[str]) -> int:
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(settings.drain_grace_s)),
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
         server_header=False,
         ws="none",
     )

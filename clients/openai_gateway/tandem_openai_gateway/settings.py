@@ -15,6 +15,16 @@ DEFAULT_LISTEN = "127.0.0.1:8000"
 MAX_BODY_MIB = 32
 DRAIN_GRACE_S = 30.0
 
+FILES = {
+    "tls-cert": "PEM file of this server's certificate chain, for HTTPS; default: plain HTTP",
+    "tls-key": "PEM file of its key",
+    "scheduler-ca": "PEM file of the authorities that sign the schedulers' certificates; default: "
+    "connections to schedulers are not encrypted",
+    "scheduler-cert": "PEM file of a certificate of this client, if the schedulers ask for one",
+    "scheduler-key": "PEM file of its key",
+}
+"""Flags that name files, and their help."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -24,6 +34,12 @@ class Settings:
     Attributes:
         schedulers: Addresses of the schedulers, which serve the same model.
         listen: HTTP address, HOST:PORT; port 0 takes a free one.
+        tls_cert: PEM file of this server's certificate chain; None = plain HTTP.
+        tls_key: PEM file of its key.
+        scheduler_ca: PEM file of the authorities that sign the schedulers' certificates; None =
+            connections to schedulers are not encrypted.
+        scheduler_cert: PEM file of the certificate that the schedulers ask of clients, if they do.
+        scheduler_key: PEM file of its key.
         cors_origins: Origins whose pages may call the gateway; "*" = all.
         max_body_bytes: Size of the largest request body.
         drain_grace_s: Seconds that running requests may go on after a stop signal.
@@ -34,6 +50,11 @@ class Settings:
 
     schedulers: tuple[str, ...] = (DEFAULT_ADDRESS,)
     listen: str = DEFAULT_LISTEN
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    scheduler_ca: Path | None = None
+    scheduler_cert: Path | None = None
+    scheduler_key: Path | None = None
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = MAX_BODY_MIB << 20
     drain_grace_s: float = DRAIN_GRACE_S
@@ -56,9 +77,15 @@ def read_settings(arguments: Sequence[str]) -> Settings:
         raise InvalidConfig("scheduler: give HOST:PORT, or several with commas between them")
     if given.max_body_mib <= 0 or given.drain_grace_s < 0:
         raise InvalidConfig("max_body_mib must be above 0, and drain_grace_s must not be below 0")
+    _check_files(given)
     return Settings(
         schedulers=tuple(check_server_address(address) for address in schedulers),
         listen=given.listen,
+        tls_cert=given.tls_cert,
+        tls_key=given.tls_key,
+        scheduler_ca=given.scheduler_ca,
+        scheduler_cert=given.scheduler_cert,
+        scheduler_key=given.scheduler_key,
         cors_origins=tuple(_listed(given.cors_origins)),
         max_body_bytes=given.max_body_mib << 20,
         drain_grace_s=given.drain_grace_s,
@@ -88,6 +115,8 @@ def _parser() -> argparse.ArgumentParser:
         default=DEFAULT_LISTEN,
         help="HTTP address, HOST:PORT; port 0 takes a free one; default: %(default)s",
     )
+    for name, text in FILES.items():
+        parser.add_argument(f"--{name}", metavar="FILE", type=Path, help=text)
     parser.add_argument(
         "--cors-origins",
         metavar="ORIGINS",
@@ -121,6 +150,18 @@ def _parser() -> argparse.ArgumentParser:
         help="form of log lines; default: %(default)s",
     )
     return parser
+
+
+def _check_files(given: argparse.Namespace) -> None:
+    for cert, key in (("tls_cert", "tls_key"), ("scheduler_cert", "scheduler_key")):
+        if (getattr(given, cert) is None) != (getattr(given, key) is None):
+            raise InvalidConfig(f"{cert} and {key} go together: give both or neither")
+    if given.scheduler_cert is not None and given.scheduler_ca is None:
+        raise InvalidConfig("scheduler_cert needs scheduler_ca: without it nothing is encrypted")
+    for flag in FILES:
+        path = getattr(given, flag.replace("-", "_"))
+        if path is not None and not path.is_file():
+            raise InvalidConfig(f"--{flag}: {path} is not a file")
 
 
 def _listed(text: str) -> list[str]:
