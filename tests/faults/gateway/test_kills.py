@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.gateway_kills import storm
+from tests.faults.gateway.kills import storm
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
 """
-`python -m tests.faults.gateway_kills --streams 64 --kills 20`: schedulers are killed under streams over HTTP.
+`python -m tests.faults.gateway.kills --streams 64 --kills 20`: schedulers are killed under streams over HTTP.
 
 Two schedulers with an executor each stand behind one gateway. Clients read streams with seeds, over
 and over, while one scheduler after the other is killed and started again. Every text must be that
