@@ -9,27 +9,29 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from tandem.bundled_model import bundled_model
 from tandem.errors import InvalidConfig, TandemError
-from tandem.network.address import check_server_address, host_and_port
-from tandem.network.listen_address import UNPROTECTED, reaches_beyond_this_machine
+from tandem.network.address import host_and_port, names_this_machine
+from tandem.network.listen_address import unprotected
 from tandem.wording import gib
 from tandem_client.admin import AdminClient, is_serving
-from tandem_client.channel import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
+from tandem_client.channel import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, ChannelOptions
 from tandem_client.cli.shared import options
+from tandem_client.cli.shared.access import takes_access
 from tandem_client.cli.shared.failures import ExitCode, describe, readable_errors
 from tandem_client.cli.shared.never_ready import why_never
 from tandem_client.cli.shared.unready import why_unready
 from tandem_client.client import Client
 from tandem_client.streams.retry import NO_RETRY
+from tandem_client.targets import target_of
 
 TIMEOUT_S = 3.0
 MIN_FREE_BYTES = 4 << 30
@@ -58,8 +60,10 @@ class Finding:
 
 
 @readable_errors
+@takes_access
 def doctor(
     *,
+    channel: ChannelOptions,
     address: options.Address = DEFAULT_ADDRESS,
     admin_address: options.AdminAddress = DEFAULT_ADMIN_ADDRESS,
     as_json: options.Json = False,
@@ -73,14 +77,14 @@ def doctor(
     The exit code is 1 if any check fails.
     """
     for port in (address, admin_address):
-        check_server_address(port)
+        target_of(port)
     findings = [
         *check_python(),
         *check_packages(),
         *check_torch(),
         *check_machine(),
         *check_model(),
-        *check_server(address, admin_address, must_run=server),
+        *check_server(address, admin_address, channel, must_run=server),
     ]
     for finding in [] if as_json else findings:
         typer.secho(f"{finding.verdict:4}", fg=COLOURS[finding.verdict], nl=False)
@@ -164,20 +168,22 @@ def check_model() -> Iterator[Finding]:
         yield Finding("ok", "bundled model", str(folder))
 
 
-def check_server(address: str, admin_address: str, *, must_run: bool) -> Iterator[Finding]:
+def check_server(
+    address: str, admin_address: str, channel: ChannelOptions, *, must_run: bool
+) -> Iterator[Finding]:
     """Check a running server's health, or, without a server, that its addresses are free."""
     try:
-        ready = is_serving(address, "tandem.ready", timeout_s=TIMEOUT_S)
+        ready = is_serving(address, "tandem.ready", timeout_s=TIMEOUT_S, options=channel)
     except TandemError as error:
         yield from _no_server(address, admin_address, describe(error, address), must_run=must_run)
         return
     if not ready:
-        never = why_never(address)
-        advice = _advice(admin_address) if never is None else never[0]
+        never = why_never(address, channel)
+        advice = _advice(admin_address, channel) if never is None else never[0]
         yield Finding("fail", "server", f"{address} answers but is not ready", advice)
         return
     try:
-        with Client(address, retry=NO_RETRY) as client:
+        with Client(address, retry=NO_RETRY, options=channel) as client:
             model = client.get_model(deadline_s=TIMEOUT_S)
     except TandemError as error:
         yield Finding("fail", "server", describe(error, address), "see the scheduler's log")
@@ -186,7 +192,7 @@ def check_server(address: str, admin_address: str, *, must_run: bool) -> Iterato
         "ok", "server", f"{address} serves {model.name} ({model.architecture}, {model.dtype})"
     )
     try:
-        with AdminClient(admin_address, retry=NO_RETRY) as admin:
+        with AdminClient(admin_address, retry=NO_RETRY, options=channel) as admin:
             stats = admin.stats(deadline_s=TIMEOUT_S)
             settings = admin.config(deadline_s=TIMEOUT_S)
     except TandemError:
@@ -194,16 +200,47 @@ def check_server(address: str, admin_address: str, *, must_run: bool) -> Iterato
         return
     load = f"{stats.running_requests} running, {stats.waiting_requests} waiting"
     yield Finding("ok", "admin", f"{load}, {stats.used_blocks}/{stats.total_blocks} blocks used")
-    for one in settings:
-        if one.name.endswith("listen") and one.value and reaches_beyond_this_machine(one.value):
+    yield from check_security({one.name: one.value for one in settings})
+
+
+def check_security(settings: Mapping[str, Any]) -> Iterator[Finding]:
+    """Check that what other machines can reach, or what leaves this one, is protected."""
+    has_tokens = bool(settings.get("tokens_file"))
+    for name in ("listen", "admin_listen", "metrics_listen"):
+        own = "admin_" if name == "admin_listen" else ""
+        cert, client_ca = (
+            name != "metrics_listen" and bool(settings.get(f"{own}{file}") or settings.get(file))
+            for file in ("tls_cert", "tls_client_ca")
+        )
+        is_authenticated = client_ca or (has_tokens and name != "metrics_listen")
+        address = settings.get(name)
+        why = address and unprotected(address, is_encrypted=cert, is_authenticated=is_authenticated)
+        if why:
             advice = "listen on 127.0.0.1, or keep that network to those you trust"
-            yield Finding("warn", "security", f"{one.name} {one.value}: {UNPROTECTED}", advice)
+            if name != "metrics_listen":
+                advice += f", or set {own}tls_cert, {own}tls_key and tokens_file"
+            yield Finding("warn", "security", f"{name} {address}: {why}", advice)
+    is_encrypted = any(settings.get(name) for name in ("executor_ca", "executor_cert"))
+    is_known = any(settings.get(name) for name in ("executor_cert", "link_token_file"))
+    for address in str(settings.get("executor") or "").split(","):
+        if address and not names_this_machine(address) and not (is_encrypted and is_known):
+            lacks = [
+                what
+                for what, has in (("encrypted", is_encrypted), ("authenticated", is_known))
+                if not has
+            ]
+            yield Finding(
+                "warn",
+                "security",
+                f"executor {address}: calls leave this machine and are not {' or '.join(lacks)}",
+                "set executor_ca, and executor_cert with executor_key or link_token_file",
+            )
 
 
-def _advice(admin_address: str) -> str:
+def _advice(admin_address: str, channel: ChannelOptions) -> str:
     """Return advice on a server that is not ready, from its admin port if that answers."""
     try:
-        with AdminClient(admin_address, retry=NO_RETRY) as admin:
+        with AdminClient(admin_address, retry=NO_RETRY, options=channel) as admin:
             return why_unready(admin.stats(deadline_s=TIMEOUT_S))
     except TandemError:
         return "see its log, or ask again with --admin-address"

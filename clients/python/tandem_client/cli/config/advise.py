@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from tandem_client.admin import AdminClient
-from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
+from tandem_client.channel import DEFAULT_ADMIN_ADDRESS, ChannelOptions
 from tandem_client.cli.config.advice import Advice, Load, load_between
 from tandem_client.cli.config.advice import advise as advise_on
 from tandem_client.cli.shared import options
+from tandem_client.cli.shared.access import takes_access
 from tandem_client.cli.shared.failures import fail, readable_errors
 from tandem_client.cli.shared.waiting import Waits, no_answer
 
@@ -22,14 +23,16 @@ COLOURS = {"ok": "green", "change": "yellow"}
 
 
 @readable_errors
+@takes_access
 def advise(
     *,
+    channel: ChannelOptions,
     admin_address: options.AdminAddress = DEFAULT_ADMIN_ADDRESS,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long to watch the server.")] = 10.0,
     as_json: options.Json = False,
 ) -> None:
     """Watch a running server for a while and say which settings to change, and why."""
-    load = _watch(admin_address, seconds)
+    load = _watch(admin_address, channel, seconds)
     findings = advise_on(load)
     if as_json:
         report = {"load": asdict(load), "advice": [asdict(one) for one in findings]}
@@ -40,8 +43,8 @@ def advise(
         typer.echo(f"  {one.subject}: {one.fact}{_what_to_do(one)}")
 
 
-def _watch(admin_address: str, seconds: float) -> Load:
-    with AdminClient(admin_address, retry=options.RETRY) as admin:
+def _watch(admin_address: str, channel: ChannelOptions, seconds: float) -> Load:
+    with AdminClient(admin_address, retry=options.RETRY, options=channel) as admin:
         with Waits(no_answer(admin_address)):
             settings: dict[str, Any] = {one.name: one.value for one in admin.config()}
         samples = [admin.stats()]

@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tandem_client.admin import AdminClient
+from tandem_client.channel import ChannelOptions
 from tandem_client.cli.local_server.service_config import ask_services
 from tandem_client.cli.shared import options
+from tandem_client.cli.shared.access import takes_access
 from tandem_client.cli.shared.failures import readable_errors
 from tandem_client.streams.retry import NO_RETRY
 
@@ -26,8 +28,10 @@ class ServiceName(enum.StrEnum):
 
 
 @readable_errors
+@takes_access
 def config(
     *,
+    channel: ChannelOptions,
     file: Annotated[
         Path | None, typer.Argument(help="Configuration file to check, JSON or TOML.")
     ] = None,
@@ -54,7 +58,7 @@ def config(
 ) -> None:
     """Check a configuration and show every effective value with its source."""
     arguments = [*(arg or []), *([] if preset is None else [f"--preset={preset}"])]
-    report = _of_server(live) if live else _of_service(service, file, arguments)
+    report = _of_server(live, channel) if live else _of_service(service, file, arguments)
     if as_json:
         typer.echo(json.dumps(report))
         return
@@ -69,8 +73,8 @@ def config(
         typer.secho(f"warning: {warning}", err=True, fg="yellow")
 
 
-def _of_server(admin_address: str) -> dict[str, Any]:
-    with AdminClient(admin_address, retry=NO_RETRY) as admin:
+def _of_server(admin_address: str, channel: ChannelOptions) -> dict[str, Any]:
+    with AdminClient(admin_address, retry=NO_RETRY, options=channel) as admin:
         settings = [
             {"name": one.name, "value": one.value, "source": one.source} for one in admin.config()
         ]

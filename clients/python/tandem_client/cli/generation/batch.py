@@ -13,7 +13,7 @@ from typing import Annotated, Any, TextIO, cast
 import typer
 
 from tandem.error_codes import PermissionDenied, TandemError, Unauthenticated, Unavailable
-from tandem_client.channel import DEFAULT_ADDRESS
+from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
 from tandem_client.cli.generation.inputs import (
     LogitBias,
     biases_of,
@@ -24,6 +24,7 @@ from tandem_client.cli.generation.inputs import (
 from tandem_client.cli.generation.output import json_of
 from tandem_client.cli.local_server.own_server import server_at
 from tandem_client.cli.shared import options
+from tandem_client.cli.shared.access import takes_access, used_with
 from tandem_client.cli.shared.failures import ExitCode, fail, readable_errors
 from tandem_client.cli.shared.request_options import REQUEST_OPTIONS, takes_request_options
 from tandem_client.cli.shared.waiting import say
@@ -69,9 +70,11 @@ class Request:
 
 
 @readable_errors
+@takes_access
 @takes_request_options(*REQUEST_OPTIONS, after="up")
 def batch(
     *,
+    channel: ChannelOptions,
     source: Source,
     target: Target,
     concurrency: Annotated[
@@ -106,7 +109,7 @@ def batch(
         failed: Counter[str] = Counter()
         with (
             server_at(address, up) as where,
-            Client(where, retry=RETRY) as client,
+            Client(where, retry=RETRY, options=used_with(channel, up)) as client,
             contextlib.closing(
                 client.generate_many(
                     (request.item for request in todo),

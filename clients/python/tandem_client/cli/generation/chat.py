@@ -9,7 +9,7 @@ from typing import Annotated, cast
 import typer
 
 from tandem.errors import NeverFits, PromptTooLong, TandemError, TotalTooLong
-from tandem_client.channel import DEFAULT_ADDRESS
+from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
 from tandem_client.cli.generation.chat_commands import (
     Conversation,
     Leave,
@@ -20,6 +20,7 @@ from tandem_client.cli.generation.chat_commands import (
 from tandem_client.cli.generation.output import summary
 from tandem_client.cli.local_server.own_server import server_at
 from tandem_client.cli.shared import options
+from tandem_client.cli.shared.access import takes_access, used_with
 from tandem_client.cli.shared.failures import describe, readable_errors
 from tandem_client.cli.shared.request_options import SAMPLING_OPTIONS, takes_request_options
 from tandem_client.cli.shared.screen import remark, write
@@ -32,9 +33,11 @@ HINT = "Ctrl-C stops an answer, Ctrl-D leaves, /help lists commands"
 
 
 @readable_errors
+@takes_access
 @takes_request_options("max_tokens", "preset", *SAMPLING_OPTIONS, after="system")
 def chat(
     *,
+    channel: ChannelOptions,
     address: options.Address = DEFAULT_ADDRESS,
     up: options.Up = None,
     system: Annotated[
@@ -53,7 +56,10 @@ def chat(
         remark(f"[{BOTH_CHANGED}]")
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401, PLC0415  # gives input() history and editing
-    with server_at(address, up) as where, Client(where, retry=options.stream_retry(up)) as client:
+    with (
+        server_at(address, up) as where,
+        Client(where, retry=options.stream_retry(up), options=used_with(channel, up)) as client,
+    ):
         with Waits(no_answer(where)):
             model = client.get_model()
         remark(f"{model.name} at {where}. {HINT}")

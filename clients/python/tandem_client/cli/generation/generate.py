@@ -9,7 +9,7 @@ from typing import Annotated, cast
 
 import typer
 
-from tandem_client.channel import DEFAULT_ADDRESS
+from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
 from tandem_client.cli.generation.inputs import (
     LogitBias,
     biases_of,
@@ -20,6 +20,7 @@ from tandem_client.cli.generation.inputs import (
 from tandem_client.cli.generation.output import collect, event_json, json_of, write_stream
 from tandem_client.cli.local_server.own_server import server_at
 from tandem_client.cli.shared import options
+from tandem_client.cli.shared.access import takes_access, used_with
 from tandem_client.cli.shared.failures import ExitCode, fail, readable_errors
 from tandem_client.cli.shared.request_options import REQUEST_OPTIONS, takes_request_options
 from tandem_client.cli.shared.screen import write
@@ -52,9 +53,11 @@ Deadline = Annotated[
 
 
 @readable_errors
+@takes_access
 @takes_request_options(*REQUEST_OPTIONS, after="up")
 def generate(
     *,
+    channel: ChannelOptions,
     prompt: Prompt = None,
     token_ids: options.TokenIds = None,
     address: options.Address = DEFAULT_ADDRESS,
@@ -91,7 +94,7 @@ def generate(
         say(BOTH_CHANGED)
     with (
         server_at(address, up) as where,
-        Client(where, retry=options.stream_retry(up)) as client,
+        Client(where, retry=options.stream_retry(up), options=used_with(channel, up)) as client,
         client.generate(text, deadline_s=deadline_s, **arguments) as stream,
     ):
         if as_lines:

@@ -7,16 +7,19 @@ from typing import Annotated
 import typer
 
 from tandem.errors import RequestNotFound
-from tandem_client.channel import DEFAULT_ADDRESS
+from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
 from tandem_client.cli.shared import options
+from tandem_client.cli.shared.access import takes_access
 from tandem_client.cli.shared.failures import ExitCode, describe, fail, readable_errors
 from tandem_client.cli.shared.waiting import Waits, no_answer
 from tandem_client.client import Client
 
 
 @readable_errors
+@takes_access
 def abort(
     *,
+    channel: ChannelOptions,
     request_ids: Annotated[
         list[str],
         typer.Argument(metavar="REQUEST_ID...", help="Ids, as tandem requests lists them."),
@@ -32,7 +35,7 @@ def abort(
     All of them are tried; the exit code is 4 if one of them was not live.
     """
     missing = 0
-    with Client(address, retry=options.RETRY) as client, Waits(no_answer(address)):
+    with Client(address, retry=options.RETRY, options=channel) as client, Waits(no_answer(address)):
         for request_id in request_ids:
             try:
                 client.abort(request_id, tenant=tenant)

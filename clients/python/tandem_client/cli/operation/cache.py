@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
+from tandem_client.channel import DEFAULT_ADMIN_ADDRESS, ChannelOptions
 from tandem_client.cli.shared import options
+from tandem_client.cli.shared.access import takes_access
 from tandem_client.cli.shared.failures import EXIT_CODES_HELP, readable_errors
 from tandem_client.cli.shared.waiting import operators_of
 
@@ -19,7 +20,10 @@ def _cache() -> None:
 
 @cache.command(epilog=EXIT_CODES_HELP)
 @readable_errors
-def flush(*, address: options.AdminAddress = DEFAULT_ADMIN_ADDRESS) -> None:
+@takes_access
+def flush(
+    *, channel: ChannelOptions, address: options.AdminAddress = DEFAULT_ADMIN_ADDRESS
+) -> None:
     """Forget everything cached; running requests go on."""
-    with operators_of(address) as admin:
+    with operators_of(address, channel) as admin:
         typer.echo(f"{admin.flush_prefix_cache()} blocks freed")

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tandem_client.channel import DEFAULT_ADDRESS
+from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
 from tandem_client.cli.operation.requests import print_table
 from tandem_client.cli.shared import options
+from tandem_client.cli.shared.access import takes_access
 from tandem_client.cli.shared.failures import readable_errors
 from tandem_client.cli.shared.waiting import Waits, no_answer
 from tandem_client.client import Client
@@ -20,11 +21,20 @@ _COLUMNS = ("name", "revision", "architecture", "dtype", "max_model_len", "vocab
 
 
 @readable_errors
-def models(*, address: options.Address = DEFAULT_ADDRESS, as_json: options.Json = False) -> None:
+@takes_access
+def models(
+    *,
+    channel: ChannelOptions,
+    address: options.Address = DEFAULT_ADDRESS,
+    as_json: options.Json = False,
+) -> None:
     """
     List the models that a running server serves.
     """
-    with Client(address, retry=options.RETRY) as client, Waits(no_answer(address)):
+    with (
+        Client(address, retry=options.RETRY, options=channel) as client,
+        Waits(no_answer(address)),
+    ):
         found = client.models()
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(one) for one in found]))
@@ -33,8 +43,10 @@ def models(*, address: options.Address = DEFAULT_ADDRESS, as_json: options.Json 
 
 
 @readable_errors
+@takes_access
 def show(
     *,
+    channel: ChannelOptions,
     model: Annotated[
         str | None, typer.Argument(help="Name of the model; unset, the one that is served.")
     ] = None,
@@ -44,7 +56,10 @@ def show(
     """
     Show a served model with its limits, and the parameters of a request that sets none.
     """
-    with Client(address, retry=options.RETRY) as client, Waits(no_answer(address)):
+    with (
+        Client(address, retry=options.RETRY, options=channel) as client,
+        Waits(no_answer(address)),
+    ):
         described = dataclasses.asdict(client.get_model(model))
     # The server draws a seed for each request.
     described["default_params"].pop("seed")

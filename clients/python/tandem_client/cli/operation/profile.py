@@ -10,8 +10,9 @@ import typer
 from tandem.wording import counted
 from tandem_client.admin import AdminClient
 from tandem_client.admin.profile import ProfileProgress
-from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
+from tandem_client.channel import DEFAULT_ADMIN_ADDRESS, ChannelOptions
 from tandem_client.cli.shared import options
+from tandem_client.cli.shared.access import takes_access
 from tandem_client.cli.shared.failures import ExitCode, fail, readable_errors
 from tandem_client.cli.shared.waiting import Waits, no_answer
 
@@ -42,8 +43,10 @@ Duration = Annotated[
 
 
 @readable_errors
+@takes_access
 def profile(
     *,
+    channel: ChannelOptions,
     output: Output = Path("trace.json.gz"),
     steps: Steps = None,
     duration_s: Duration = None,
@@ -66,7 +69,7 @@ def profile(
         raise fail(f"{output} is a folder: give a file's name", ExitCode.USAGE)
     progress = ProgressPrinter()
     with (
-        AdminClient(address, retry=options.RETRY) as admin,
+        AdminClient(address, retry=options.RETRY, options=channel) as admin,
         Waits(no_answer(address)) as waits,
     ):
 

@@ -16,8 +16,9 @@ from rich.text import Text
 
 from tandem_client.admin.client import AdminClient
 from tandem_client.admin.requests import RequestEvent, RequestList, RequestState, RequestSummary
-from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
+from tandem_client.channel import DEFAULT_ADMIN_ADDRESS, ChannelOptions
 from tandem_client.cli.shared import options
+from tandem_client.cli.shared.access import takes_access
 from tandem_client.cli.shared.failures import readable_errors
 from tandem_client.cli.shared.waiting import operators_of
 
@@ -29,8 +30,10 @@ StateName = enum.StrEnum(  # type: ignore[misc]  # typer wants an enum of the na
 
 
 @readable_errors
+@takes_access
 def requests(
     *,
+    channel: ChannelOptions,
     request_id: Annotated[
         str | None,
         typer.Argument(help="Show this request's events, if the server tracks them."),
@@ -52,7 +55,7 @@ def requests(
 
     The oldest request comes first. Events are kept by servers with --track-request-events.
     """
-    with operators_of(address) as admin:
+    with operators_of(address, channel) as admin:
         if request_id is not None:
             _show_events(admin.request_events(request_id), as_json=as_json)
             return

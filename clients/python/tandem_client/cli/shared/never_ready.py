@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tandem.errors import InvalidModel, TandemError
+from tandem_client.channel import ChannelOptions
 from tandem_client.cli.shared.failures import ExitCode, describe
 from tandem_client.client import Client
 from tandem_client.streams.retry import RetryPolicy
@@ -12,7 +13,7 @@ REFUSAL = "refusal"
 """Key in the metadata of NO_EXECUTOR for the reason why the executors that answer are not used."""
 
 
-def why_never(address: str) -> tuple[str, ExitCode] | None:
+def why_never(address: str, options: ChannelOptions | None = None) -> tuple[str, ExitCode] | None:
     """
     Ask a server for its model, to find out if it can become ready at all.
 
@@ -21,7 +22,7 @@ def why_never(address: str) -> tuple[str, ExitCode] | None:
         is changed, and the exit code for it; None if it may become ready or does not answer.
     """
     try:
-        with Client(address, retry=RetryPolicy(max_attempts=1)) as client:
+        with Client(address, retry=RetryPolicy(max_attempts=1), options=options) as client:
             client.get_model(deadline_s=ANSWER_S)
     except InvalidModel as error:
         return describe(error), ExitCode.USAGE

@@ -10,6 +10,7 @@ import typer
 
 from tandem.errors import Draining, ExecutorLost, HandedOver, TandemError
 from tandem.status import PeerUnavailable
+from tandem_client.channel import ADDRESS_VARIABLE, ADMIN_ADDRESS_VARIABLE
 from tandem_client.cli.shared.screen import remark
 from tandem_client.streams.retry import RetryPolicy
 
@@ -59,7 +60,7 @@ Address = Annotated[
     str,
     typer.Option(
         "--address",
-        envvar="TANDEM_CLIENT_ADDRESS",
+        envvar=["TANDEM_CLIENT_ADDRESS", ADDRESS_VARIABLE],
         metavar="HOST:PORT",
         help="Address of the server.",
     ),
@@ -68,7 +69,7 @@ AdminAddress = Annotated[
     str,
     typer.Option(
         "--admin-address",
-        envvar="TANDEM_CLIENT_ADMIN_ADDRESS",
+        envvar=["TANDEM_CLIENT_ADMIN_ADDRESS", ADMIN_ADDRESS_VARIABLE],
         metavar="HOST:PORT",
         help="Address of the server's port for operators.",
     ),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Self
 
 from tandem_client.admin import AdminClient
+from tandem_client.channel import ChannelOptions
 from tandem_client.cli.shared import options
 from tandem_client.cli.shared.screen import remark
 from tandem_client.events import Delta, Event, Prefilled, Queued, Scheduled, Started
@@ -99,10 +100,12 @@ def told(events: Iterable[Event], address: str) -> Iterator[Event]:
 
 
 @contextlib.contextmanager
-def operators_of(address: str, waits_for: str = "") -> Iterator[AdminClient]:
+def operators_of(
+    address: str, channel: ChannelOptions, waits_for: str = ""
+) -> Iterator[AdminClient]:
     """Yield a client of a server's admin port; print a remark if it does not answer."""
     with (
-        AdminClient(address, retry=options.RETRY) as admin,
+        AdminClient(address, retry=options.RETRY, options=channel) as admin,
         Waits(waits_for or no_answer(address)),
     ):
         yield admin

@@ -13,8 +13,9 @@ from rich.live import Live
 
 from tandem.errors import TandemError
 from tandem_client.admin import AdminClient, Stats
-from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
+from tandem_client.channel import DEFAULT_ADMIN_ADDRESS, ChannelOptions
 from tandem_client.cli.shared import options
+from tandem_client.cli.shared.access import takes_access
 from tandem_client.cli.shared.failures import readable_errors
 from tandem_client.cli.shared.waiting import Waits, no_answer
 from tandem_client.cli.top.rates import rates_between
@@ -26,8 +27,10 @@ LOOK_S = 10.0
 
 
 @readable_errors
+@takes_access
 def top(
     *,
+    channel: ChannelOptions,
     address: options.AdminAddress = DEFAULT_ADMIN_ADDRESS,
     interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
     once: Annotated[
@@ -42,7 +45,7 @@ def top(
     A server that stops answering is named, and looked at again when it is back.
     With --json each look is one JSON object on a line of its own.
     """
-    with AdminClient(address, retry=options.RETRY) as admin:
+    with AdminClient(address, retry=options.RETRY, options=channel) as admin:
         with Waits(no_answer(address)):
             looks = Looks(admin.stats())
         console = Console()
