@@ -82,6 +82,15 @@ class SchedulingSettings(OptionGroup):
     max_tenant_requests: int | None = Field(
         None, description="most requests of one tenant in the system; default: no limit"
     )
+    max_tenant_queued_tokens: int | None = Field(
+        None,
+        description="most uncached prompt tokens of one tenant that wait; default: no limit",
+    )
+    tenant_tokens_per_minute: int | None = Field(
+        None,
+        description="most tokens of prompts and outputs of one tenant in a minute; default: no "
+        "limit",
+    )
     victim_rule: Annotated[str, _choices(VictimRule)] = Field(
         "fewest_generated",
         description="which request gives up its blocks when too few are free",
@@ -169,6 +178,8 @@ class SchedulingSettings(OptionGroup):
             max_queued_requests=self.max_queued_requests,
             max_queued_tokens=self.max_queued_tokens,
             max_tenant_requests=self.max_tenant_requests,
+            max_tenant_queued_tokens=self.max_tenant_queued_tokens,
+            tenant_tokens_per_minute=self.tenant_tokens_per_minute,
             schedule_conservativeness=self.schedule_conservativeness,
             victim_rule=_one_of(VictimRule, "victim_rule", self.victim_rule),
             paused_budget_blocks=self._paused_blocks(kv_bytes_per_block),

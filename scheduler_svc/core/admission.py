@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from scheduler_svc.core.batch.parallel_sampling import choices_of
+from scheduler_svc.core.deadlines import check_in_time
+from scheduler_svc.core.queue.tenants import limits_of
 from scheduler_svc.core.request.geometry import Limits
 from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import OnPressure, Overlength
@@ -16,8 +18,14 @@ from scheduler_svc.core.request.prior_outputs import check_prior_lengths, check_
 from scheduler_svc.core.request.request import Request
 from scheduler_svc.core.request.truncation import num_to_drop
 from scheduler_svc.core.slots.end_ids import MAX_END_ID
-from scheduler_svc.core.state.ends import finish_if_over
+from scheduler_svc.core.state.ends import fail, finish_if_over
 from scheduler_svc.core.state.replica import Replica
+from scheduler_svc.core.tenant_admission import (
+    check_tokens,
+    crowded_out,
+    crowding_error,
+    excess_of,
+)
 from tandem.errors import (
     DuplicateRequestId,
     EmptyPrompt,
@@ -84,6 +92,8 @@ def check(replica: Replica, new: NewRequest) -> list[Request]:
     _check_family(replica, new, len(choices))
     queued_tokens = _count_queued_tokens(replica, choices)
     _check_capacity(replica, new, len(choices), queued_tokens)
+    check_tokens(cell, new, queued_tokens)
+    check_in_time(cell, new)
     return choices
 
 
@@ -91,10 +101,18 @@ def accept(replica: Replica, choices: list[Request], now: float) -> Acceptance:
     """
     Put the checked choices of a request in the waiting queue; a choice ends at once if its prior
     outputs already reach its end. Returns the terms on which the request was accepted.
+
+    Where the queue is full, requests of a tenant with more waiting ones end for it with QueueFull.
     """
+    cell, new = replica.cell, choices[0].new
+    queued_tokens = sum(choice.terms.queued_tokens for choice in choices)
+    excess = excess_of(cell, replica.limits.max_num_seqs, len(choices), queued_tokens)
+    for request in crowded_out(cell, new, len(choices), excess):
+        fail(replica, request, crowding_error(cell, excess))
+    cell.spend_tokens(new, len(new.prompt))
     for choice in choices:
-        replica.cell.accept(choice)
-    if replica.cell.options.priority_preemption:
+        cell.accept(choice)
+    if cell.options.priority_preemption:
         replica.reopen()
     for choice in choices:
         if choice.terms.num_prior:
@@ -210,7 +228,7 @@ def _check_family(replica: Replica, new: NewRequest, num_choices: int) -> None:
     bounds = {
         "max_num_seqs": replica.limits.max_num_seqs,
         "max_queued_requests": options.max_queued_requests,
-        "max_tenant_requests": options.max_tenant_requests if new.tenant else None,
+        "max_tenant_requests": limits_of(options, new).max_requests,
     }
     for name, bound in bounds.items():
         if bound is not None and num_choices > bound:
@@ -225,37 +243,30 @@ def _check_capacity(
     Check that there is room for all choices now, with so many tokens to compute.
 
     The limits of the waiting queue hold for every arrival, even where a slot is free: a new request
-    waits until the next plan.
+    waits until the next plan. Requests of a tenant with more waiting ones give way.
     """
     cell = replica.cell
     limits, options = replica.limits, cell.options
     num_live, num_waiting = len(cell.requests), len(cell.queue)
-    if (excess := num_live + num_choices - limits.max_num_seqs) > 0:
+    too_much = excess_of(cell, limits.max_num_seqs, num_choices, queued_tokens)
+    is_full = too_much.is_any and not crowded_out(cell, new, num_choices, too_much)
+    if is_full and (excess := num_live + num_choices - limits.max_num_seqs) > 0:
         message = (
             f"{num_live} requests are in the system and max_num_seqs is {limits.max_num_seqs}: try "
             "again when one has ended (max_num_seqs counts waiting requests too; vLLM's "
             "max_num_seqs is max_batch_size here)"
         )
         raise _full(replica, message, "max_num_seqs", limits.max_num_seqs, excess)
-    bound = options.max_tenant_requests
-    if bound is not None and new.tenant:
-        num_own = cell.requests.tenants.count(new.tenant)
-        if (excess := num_own + num_choices - bound) > 0:
-            message = (
-                f"tenant {new.tenant!r} has {num_own} requests in the system and "
-                f"max_tenant_requests is {bound}: try again when one of them has ended"
-            )
-            # Only the tenant's own share of all ends makes room for it.
-            ends = -(-excess * num_live // num_own)
-            raise _full(replica, message, "max_tenant_requests", bound, ends)
+    _check_tenant_requests(replica, new, num_choices)
     bound = options.max_queued_requests
-    if bound is not None and (excess := num_waiting + num_choices - bound) > 0:
+    if is_full and bound is not None and (excess := num_waiting + num_choices - bound) > 0:
         message = (
             f"{num_waiting} requests wait and max_queued_requests is {bound}: try again when some "
             "have been admitted"
         )
         raise _full(replica, message, "max_queued_requests", bound, excess)
-    _check_queued_tokens(replica, queued_tokens)
+    if is_full:
+        _check_queued_tokens(replica, queued_tokens)
     if options.on_pressure is OnPressure.REFUSE and replica.under_pressure():
         message = (
             f"{replica.kv.pool.num_used} of {replica.kv.pool.num_blocks} KV blocks are in use and "
@@ -266,6 +277,22 @@ def _check_capacity(
             metadata=_of("memory_threshold", limits.memory_threshold),
             retry_after_s=cell.retry_advice.after_ends(1, cell.now_s),
         )
+
+
+def _check_tenant_requests(replica: Replica, new: NewRequest, num_choices: int) -> None:
+    cell = replica.cell
+    bound = limits_of(cell.options, new).max_requests
+    if bound is None:
+        return
+    num_own = cell.requests.tenants.count(new.tenant)
+    if (excess := num_own + num_choices - bound) > 0:
+        message = (
+            f"tenant {new.tenant!r} has {num_own} requests in the system and "
+            f"max_tenant_requests is {bound}: try again when one of them has ended"
+        )
+        # Only the tenant's own share of all ends makes room for it.
+        ends = -(-excess * len(cell.requests) // num_own)
+        raise _full(replica, message, "max_tenant_requests", bound, ends)
 
 
 def _count_queued_tokens(replica: Replica, choices: list[Request]) -> int:

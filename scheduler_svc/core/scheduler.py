@@ -9,6 +9,7 @@ from scheduler_svc.core.admission import Acceptance, accept, check, check_still_
 from scheduler_svc.core.batch.lookahead import lookahead
 from scheduler_svc.core.batch.pausing import num_paused_blocks
 from scheduler_svc.core.batch.planner import plan
+from scheduler_svc.core.deadlines import end_overdue, next_deadline_s
 from scheduler_svc.core.faults.executor_loss import lose_executor, prove
 from scheduler_svc.core.listing import RequestRow, list_requests, slot_columns
 from scheduler_svc.core.observe.request_events import RequestEvent
@@ -94,8 +95,8 @@ class Scheduler:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """Time of the earliest deadline of a request; call `schedule` or `expire` then."""
-        return self._cell.requests.next_deadline_s
+        """Time of the earliest deadline or queue limit; call `schedule` or `expire` then."""
+        return next_deadline_s(self._cell)
 
     def submit(self, new: NewRequest, now: float) -> Acceptance:
         """
@@ -230,10 +231,8 @@ class Scheduler:
         return [request.new.handle for request in order]
 
     def expire(self, now: float) -> None:
-        """End every request that has reached its deadline; `schedule` does this too."""
-        self._cell.note_time(now)
-        while (request := self._cell.requests.expired(now)) is not None:
-            finish(self._replica, request, FinishReason.DEADLINE, now)
+        """End each request past its deadline or queue limit; `schedule` does this too."""
+        end_overdue(self._replica, now)
 
     def schedule(self, now: float) -> Batch | None:
         """

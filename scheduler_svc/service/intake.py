@@ -210,6 +210,8 @@ def _new_request(message: Submit, handle: int, block_size: int) -> NewRequest:
         priority=message.priority,
         tenant=message.tenant,
         tenant_limits=message.tenant_limits or DEFAULT_TENANT_LIMITS,
+        queue_limit_ms=message.queue_limit_ms,
+        give_up_s=message.give_up_s,
         cache_salt=message.cache_salt,
         # The core hashes the blocks itself if the block size changed with another executor.
         block_digests=message.block_digests if message.digest_block_size == block_size else b"",

@@ -114,11 +114,18 @@ class FairQueue:
         """Return the number of tenants that wait."""
         return len(self._turns)
 
-    def newest_of(self, tenant: str) -> Iterator[Request]:
-        """Yield the waiting requests of a tenant, the latest arrival first."""
+    def queue_of(self, tenant: str) -> TenantQueue | None:
+        """Return the waiting requests of a tenant; None where none waits."""
         turn = self._turns.get(tenant)
-        for place in reversed(list(turn.queue)) if turn is not None else ():
-            yield place.request
+        return None if turn is None else turn.queue
+
+    def longest_of_others(self, tenant: str) -> TenantQueue | None:
+        """
+        Return the queue of another tenant with the most requests by its weight, as its oldest one
+        has it; None where no other tenant waits. O(number of tenants).
+        """
+        others = [turn.queue for name, turn in self._turns.items() if name != tenant]
+        return max(others, key=_weighted_len, default=None)
 
     def aged(self, before_s: float) -> Iterator[Request]:
         """
@@ -230,6 +237,10 @@ class FairQueue:
         served_period = -inf if is_first else floor(turn.served_s / self._ageing_s)
         level = turn.queue.best_level(served_period)
         return level, self._counters.of(turn.tenant), turn.served_s
+
+
+def _weighted_len(queue: TenantQueue) -> float:
+    return len(queue) / queue.oldest.request.new.tenant_limits.weight
 
 
 def _since_s(turn: _Turn) -> float:

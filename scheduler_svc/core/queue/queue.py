@@ -10,7 +10,7 @@ from math import floor, inf
 from scheduler_svc.core.queue.fair_queue import FairQueue
 from scheduler_svc.core.queue.keyed_heap import KeyedHeap
 from scheduler_svc.core.queue.policies import PrefixView
-from scheduler_svc.core.queue.tenant_queue import Periods, QueuePlace
+from scheduler_svc.core.queue.tenant_queue import Periods, QueuePlace, TenantQueue
 from scheduler_svc.core.request.options import CoreOptions
 from scheduler_svc.core.request.request import Request
 from tandem.errors import InternalError
@@ -75,6 +75,7 @@ class WaitingQueue:
         "_returned",
         "_returned_aged",
         "_returned_since",
+        "_start_by",
         "num_fresh",
         "num_fresh_tokens",
     )
@@ -86,6 +87,8 @@ class WaitingQueue:
         """Requests that never ran."""
         self._periods = Periods()
         """Periods of all requests that never ran."""
+        self._start_by: KeyedHeap[float, Request] = KeyedHeap()
+        """Requests that never ran and should run by some time."""
         self._returned: dict[int, _Returned] = {}
         """Requests that ran before, by priority."""
         self._returned_since: KeyedHeap[float, Request] = KeyedHeap()
@@ -100,6 +103,8 @@ class WaitingQueue:
         place = self._place(request, now, ran=False)
         self._fresh.add(place)
         self._periods.add(request.new.priority, place.period)
+        if request.new.start_by_s is not None:
+            self._start_by.push(request.new.start_by_s, request.number, request)
         self.num_fresh += 1
         self.num_fresh_tokens += request.terms.queued_tokens
 
@@ -138,9 +143,33 @@ class WaitingQueue:
         """Note that a request has ended with all its outputs, for its tenant's later turns."""
         self._fresh.settle(request)
 
-    def newest_of(self, tenant: str) -> Iterator[Request]:
-        """Yield the waiting requests of a tenant that never ran, the latest arrival first."""
-        return self._fresh.newest_of(tenant)
+    def fresh_of(self, tenant: str) -> TenantQueue | None:
+        """Return a tenant's requests that never ran; None where none waits."""
+        return self._fresh.queue_of(tenant)
+
+    def longest_of_others(self, tenant: str) -> TenantQueue | None:
+        """Return the longest queue of another tenant, by weight; None where no other waits."""
+        return self._fresh.longest_of_others(tenant)
+
+    def overdue(self, now: float) -> Request | None:
+        """Return a request that never ran and should have by now; None where there is none."""
+        top = self._start_by.peek()
+        return None if top is None or top[0] > now else top[1]
+
+    def may_wait(self, request: Request) -> None:
+        """Let a request that is overdue wait for as long as it must."""
+        self._start_by.discard(request.number)
+
+    @property
+    def num_tenants(self) -> int:
+        """Number of tenants with waiting requests that never ran."""
+        return len(self._fresh)
+
+    @property
+    def next_overdue_s(self) -> float | None:
+        """Earliest time by which a waiting request should have run; None without one."""
+        top = self._start_by.peek()
+        return None if top is None else top[0]
 
     def candidates(self, now: float, view: PrefixView | None) -> Iterator[Request]:
         """
@@ -199,7 +228,7 @@ class WaitingQueue:
         Raises:
             InternalError: Two of them differ.
         """
-        for heap in (self._returned_since, self._returned_aged):
+        for heap in (self._returned_since, self._returned_aged, self._start_by):
             heap.check_integrity()
         places = self._places
         ran = {number for number, place in places.items() if place.ran}
@@ -220,6 +249,9 @@ class WaitingQueue:
         by_period = Counter(period for one in self._returned.values() for period in one.by_period)
         if by_period != Counter(places[number].period for number in ran):
             raise InternalError("the queue's periods of requests that ran before differ")
+        due = {one.request.number for one in fresh if one.request.new.start_by_s is not None}
+        if not due >= {request.number for request in self._start_by}:
+            raise InternalError("a request should run by some time that does not wait")
         tokens = sum(place.request.terms.queued_tokens for place in fresh)
         if (len(fresh), tokens) != (self.num_fresh, self.num_fresh_tokens):
             raise InternalError("the count of queued requests or tokens is wrong")
@@ -233,6 +265,7 @@ class WaitingQueue:
 
     def _forget_fresh(self, place: QueuePlace) -> None:
         self._periods.remove(place.request.new.priority, place.period)
+        self._start_by.discard(place.request.number)
         self.num_fresh -= 1
         self.num_fresh_tokens -= place.request.terms.queued_tokens
 

@@ -93,9 +93,12 @@ class TenantQueue:
     a level in the order of the policy; see `queue.WaitingQueue`.
 
     Adding and removing take O(log n), the first request too under fcfs, lof and random.
+
+    Attributes:
+        num_tokens: Sum of `Request.terms.queued_tokens` of its requests.
     """
 
-    __slots__ = ("_levels", "_periods", "_places", "_policy")
+    __slots__ = ("_levels", "_periods", "_places", "_policy", "num_tokens")
 
     def __init__(self, policy: SchedulePolicy) -> None:
         self._policy = policy
@@ -104,6 +107,7 @@ class TenantQueue:
         self._levels: KeyedHeap[float, tuple[int, Bucket]] = KeyedHeap()
         """Requests by level, one bucket each."""
         self._periods = Periods()
+        self.num_tokens = 0
 
     def add(self, place: QueuePlace) -> None:
         """Add a request that arrived after all others here."""
@@ -116,6 +120,7 @@ class TenantQueue:
             self._levels.push(level, level, found)
         found[1].add(request)
         self._periods.add(request.new.priority, place.period)
+        self.num_tokens += request.terms.queued_tokens
 
     def discard(self, place: QueuePlace) -> None:
         """Remove a request that is here."""
@@ -129,6 +134,7 @@ class TenantQueue:
         if not len(bucket):
             self._levels.discard(level)
         self._periods.remove(request.new.priority, place.period)
+        self.num_tokens -= request.terms.queued_tokens
 
     def __len__(self) -> int:
         return len(self._places)
@@ -139,6 +145,10 @@ class TenantQueue:
     def __iter__(self) -> Iterator[QueuePlace]:
         """Yield all places in order of arrival."""
         return iter(self._places.values())
+
+    def newest_first(self) -> Iterator[Request]:
+        """Yield all requests, the latest arrival first."""
+        return (place.request for place in reversed(self._places.values()))
 
     @property
     def oldest(self) -> QueuePlace:
@@ -201,3 +211,5 @@ class TenantQueue:
         in_order = list(self._places) == sorted(self._places)
         require(in_order, "requests that never ran are not in order of arrival")
         self._periods.check_integrity(self._places.values())
+        tokens = sum(place.request.terms.queued_tokens for place in self._places.values())
+        require(tokens == self.num_tokens, "the count of a tenant's queued tokens is wrong")

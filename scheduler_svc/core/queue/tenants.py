@@ -1,14 +1,33 @@
-"""Number of requests that each tenant has in the system."""
+"""Limits in force for a tenant, and the number of requests that each has in the system."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 
+from scheduler_svc.core.request.new_request import NewRequest
+from scheduler_svc.core.request.options import CoreOptions
+from scheduler_svc.core.request.tenant import NO_TENANT, TenantLimits
 from tandem.errors import InternalError
 
 NOBODY = ""
 """Tenant of requests that are not counted."""
+
+
+def limits_of(options: CoreOptions, new: NewRequest) -> TenantLimits:
+    """
+    Return the limits in force for a request's tenant: its own, else those of the options; none for
+    a request without a tenant.
+    """
+    own = new.tenant_limits
+    if new.tenant == NO_TENANT:
+        return TenantLimits(weight=own.weight)
+    return TenantLimits(
+        max_requests=own.max_requests or options.max_tenant_requests,
+        max_queued_tokens=own.max_queued_tokens or options.max_tenant_queued_tokens,
+        tokens_per_minute=own.tokens_per_minute or options.tenant_tokens_per_minute,
+        weight=own.weight,
+    )
 
 
 class TenantCounts:

@@ -112,6 +112,10 @@ class CoreOptions:
         max_queued_tokens: Most uncached prompt tokens of requests that never ran and wait; None for
             no limit.
         max_tenant_requests: Most requests of one tenant in the system; None for no limit.
+        max_tenant_queued_tokens: `max_queued_tokens` of one tenant; None for no limit.
+        tenant_tokens_per_minute: Most tokens of prompts and outputs of one tenant in a minute; None
+            for no limit. A request needs its prompt's tokens when it is submitted; its outputs are
+            counted as they end, and what is too much then delays later requests.
         schedule_conservativeness: Scales the share of max_tokens that running requests are expected
             to use; at least 0. Lower ones admit more and retract more; 0 admits whatever fits now.
         victim_rule: See `VictimRule`.
@@ -146,6 +150,8 @@ class CoreOptions:
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
     max_tenant_requests: int | None = None
+    max_tenant_queued_tokens: int | None = None
+    tenant_tokens_per_minute: int | None = None
     schedule_conservativeness: float = 1.0
     victim_rule: VictimRule = VictimRule.FEWEST_GENERATED
     paused_budget_blocks: int = 0
@@ -182,6 +188,8 @@ class CoreOptions:
             "max_queued_requests": self.max_queued_requests,
             "max_queued_tokens": self.max_queued_tokens,
             "max_tenant_requests": self.max_tenant_requests,
+            "max_tenant_queued_tokens": self.max_tenant_queued_tokens,
+            "tenant_tokens_per_minute": self.tenant_tokens_per_minute,
             "chunked_prefill_size": self.chunked_prefill_size,
             "long_prefill_threshold": self.long_prefill_threshold,
         }

@@ -9,7 +9,10 @@ from scheduler_svc.core.observe.stats import Counters
 from scheduler_svc.core.observe.step_log import StepLog
 from scheduler_svc.core.queue.queue import WaitingQueue
 from scheduler_svc.core.queue.retry_advice import RetryAdvice
+from scheduler_svc.core.queue.tenants import limits_of
+from scheduler_svc.core.queue.token_rates import TokenRates
 from scheduler_svc.core.request.events import EventLog
+from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions
 from scheduler_svc.core.request.request import Request, RequestState
 from scheduler_svc.core.state.live_requests import LiveRequests
@@ -25,6 +28,7 @@ class Cell:
         requests: All live requests.
         queue: Those that wait. Each other one is in exactly one place of a `Replica`.
         retry_advice: Advice for refused requests, from how fast requests end.
+        token_rates: Tokens a minute that tenants have left, where that is limited.
         suspects: Requests that may be the cause of executor deaths.
         events: Events and log lines for the code around the core.
         counters: Numbers that only grow.
@@ -46,6 +50,7 @@ class Cell:
         "retry_advice",
         "step_log",
         "suspects",
+        "token_rates",
     )
 
     def __init__(self, options: CoreOptions) -> None:
@@ -53,6 +58,7 @@ class Cell:
         self.requests = LiveRequests()
         self.queue = WaitingQueue(options)
         self.retry_advice = RetryAdvice()
+        self.token_rates = TokenRates()
         self.suspects = Suspects()
         self.events = EventLog()
         self.counters = Counters()
@@ -75,6 +81,19 @@ class Cell:
         if self.recorder is not None:
             self.recorder.note(EventKind.ADD, request, request.new.arrival_s)
 
+    def forget(self, request: Request) -> None:
+        """Remove a choice that has ended with all its outputs, which its tenant is charged."""
+        self.requests.remove(request)
+        self.queue.settle(request)
+        self.spend_tokens(request.new, len(request.outputs) - request.terms.num_prior)
+        self.retry_advice.note_end(self.now_s)
+
+    def spend_tokens(self, new: NewRequest, num_tokens: int) -> None:
+        """Charge tokens to those that a request's tenant has in a minute, if that is limited."""
+        per_minute = limits_of(self.options, new).tokens_per_minute
+        if per_minute is not None:
+            self.token_rates.spend(new.tenant, num_tokens, per_minute, self.now_s)
+
     def check_integrity(self) -> None:
         """
         Check each part by itself, and that all of them are about the same requests.
@@ -84,6 +103,7 @@ class Cell:
         """
         charged = [one for one in self.requests if one.times.scheduled_s is not None]
         self.queue.check_integrity(charged)
+        self.token_rates.check_integrity()
         self.events.check_integrity()
         self.suspects.check_integrity({request.number for request in self.requests})
         for request in self.queue:

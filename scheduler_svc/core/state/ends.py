@@ -76,8 +76,6 @@ def _leave(replica: Replica, request: Request) -> None:
     cell = replica.cell
     replica.drop(request)
     request.move(RequestState.ENDED)
-    cell.requests.remove(request)
-    cell.queue.settle(request)
-    cell.retry_advice.note_end(cell.now_s)
+    cell.forget(request)
     if not len(cell.requests):
         replica.ratio.reset(cell.counters.decode_steps)

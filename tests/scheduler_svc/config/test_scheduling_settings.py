@@ -33,6 +33,8 @@ SET = {
     "max_queued_requests": ("7", "max_queued_requests", 7),
     "max_queued_tokens": ("700", "max_queued_tokens", 700),
     "max_tenant_requests": ("3", "max_tenant_requests", 3),
+    "max_tenant_queued_tokens": ("90", "max_tenant_queued_tokens", 90),
+    "tenant_tokens_per_minute": ("6000", "tenant_tokens_per_minute", 6000),
     "victim_rule": ("last_admitted", "victim_rule", VictimRule.LAST_ADMITTED),
     "paused_budget_blocks": ("8", "paused_budget_blocks", 8),
     "preemption_mode": ("swap", "preemption_mode", PreemptionMode.SWAP),

@@ -30,7 +30,14 @@ from scheduler_svc.core.request.options import (
 )
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.state.suspects import BROKEN_AT
-from tandem.errors import ExecutorLost, InvalidLogits, OutOfMemory, PoisonRequest, TandemError
+from tandem.errors import (
+    ExecutorLost,
+    InvalidLogits,
+    OutOfMemory,
+    PoisonRequest,
+    QueueFull,
+    TandemError,
+)
 from tandem.link.commands import KvMode
 from tests.scheduler_svc.core.fake_executor import expected_outputs
 from tests.scheduler_svc.core.harness import GREEDY, Rig, context_of, geometry_of, small_config
@@ -56,6 +63,8 @@ def draw_options(choose: Choose) -> CoreOptions:
         max_queued_requests=choose([None, None, 5]),
         max_queued_tokens=choose([None, None, 60]),
         max_tenant_requests=choose([None, None, 4]),
+        max_tenant_queued_tokens=choose([None, None, 40]),
+        tenant_tokens_per_minute=choose([None, None, 300]),
         schedule_conservativeness=choose([0.0, 0.0, 0.0, 0.3, 1.0, 1.3]),
         victim_rule=choose(list(VictimRule)),
         paused_budget_blocks=choose([0, 2, 6]),
@@ -115,6 +124,7 @@ class CoreWorld:
             "num_choices": choose([1, 1, 1, 2, 3]),
             "priority": choose([0, 0, 0, 1, -3]),
             "tenant": choose(["", "blue", "red"]),
+            "queue_limit_ms": choose([*[None] * 6, 4000]),
             "cache_salt": choose([b"", b"", b"", b"salt"]),
         }
         fields |= self._draw_prior_outputs(choose, fields, max_tokens)
@@ -295,6 +305,10 @@ class CoreWorld:
                 assert self.rig.num_alone[handle] >= FAILS_AT
             elif failure is not None and isinstance(failure.error, PoisonRequest | ExecutorLost):
                 self._check_blamed(handle, failure.error)
+            elif failure is not None and isinstance(failure.error, QueueFull):
+                # It waited past its limit, or gave its place to another tenant's.
+                num_prior = self.rig.num_prior_of(handle)
+                assert num_prior == len(self.rig.outputs.get(handle, ())), "it ran"
             elif handle not in self.cut | self.may_fail | self.rig.poisoned:
                 self._check_end(handle)
         self._check_stats()

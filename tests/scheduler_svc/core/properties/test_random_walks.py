@@ -13,7 +13,8 @@ from tests.scheduler_svc.core.properties.random_walk import walk, walk_all
 MET = {
     *(reason.name for reason in FinishReason),
     "INVALID_LOGITS", "NEVER_FITS", "max_model_len", "max_num_seqs", "max_queued_requests",
-    "max_queued_tokens", "max_tenant_requests", "RETRACT out of memory", "RETRACT executor lost",
+    "max_queued_tokens", "max_tenant_requests", "max_tenant_queued_tokens",
+    "tenant_tokens_per_minute", "QUEUE_FULL", "RETRACT out of memory", "RETRACT executor lost",
     "RETRACT shared KV was wrong", "RETRACT suspended", "EVICT out of memory", "copied_blocks",
     "POISON_REQUEST", "executor_deaths", "OUT_OF_MEMORY", "out_of_memory_steps", "RETRACT waits while others are tried",
     "retractions", "swapped_out_blocks", "swapped_in_blocks", "swap_fallbacks", "prefix_cache_hit_tokens",
