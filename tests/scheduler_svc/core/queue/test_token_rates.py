@@ -25,7 +25,7 @@ class TestTokenRates:
 
     def test_a_bucket_may_be_overdrawn(self):
         """
-        What was spent too much is waited for.
+        A bucket that is overdrawn takes longer to refill.
         """
         rates = TokenRates()
         rates.spend("a", 1800, 600, 0.0)
@@ -33,7 +33,7 @@ class TestTokenRates:
 
     def test_tenants_have_buckets_of_their_own(self):
         """
-        What one tenant spends is not missing to another.
+        No tenant spends the tokens of another.
         """
         rates = TokenRates()
         rates.spend("a", 600, 600, 0.0)
