@@ -98,6 +98,17 @@ def test_tenants_have_ids_and_ends_of_their_own(cluster, public, listed):
     assert [FINISH_REASON_CANCELLED] == reasons
 
 
+def test_limit_of_a_tenant_holds_for_it_alone(cluster, public):
+    """
+    The number of requests in the tokens file holds for its tenant, and for no other.
+    """
+    with cluster.held():
+        streams = [endless(public, USER, "1"), endless(public, USER, "2")]
+        streams.append(endless(public, OTHER, "1"))
+        assert "QUEUE_FULL" == reason_of(lambda: endless(public, OTHER, "2"))
+        end(*streams)
+
+
 def end(*streams) -> None:
     for stream in streams:
         stream.cancel()
