@@ -58,11 +58,43 @@ class TestBreaking:
                 "uint64 seed = 4;",
                 "cardinality",
             ),
+            (
+                "inference/v1/inference_service.proto",
+                "optional int32 priority = ",
+                "int32 priority = ",
+                "cardinality",
+            ),
+            (
+                "inference/v1/stream.proto",
+                "uint32 prompt_tokens = ",
+                "optional uint32 prompt_tokens = ",
+                "cardinality",
+            ),
+            (
+                "inference/v1/request.proto",
+                '"io.tandem.inference.v1"',
+                '"com.example.inference.v1"',
+                "java_package",
+            ),
+            (
+                "admin/v1/stats.proto",
+                "java_multiple_files = true",
+                "java_multiple_files = false",
+                "java_multiple_files",
+            ),
+            ("common/v1/errors.proto", "/common/v1;commonv1", "/common/v1;errors", "go_package"),
+            (
+                "common/v1/errors.proto",
+                '"Tandem.Common.V1"',
+                '"Tandem.Errors"',
+                "csharp_namespace",
+            ),
         ],
     )
     def test_break_is_noticed(self, breaking, file, old, new, what):
         """
-        A changed type, number, name or presence of an existing field or call is refused, and named.
+        A changed type, number, name or presence of an existing field or call is refused, and named;
+        so is a changed name of the package that a file becomes in another language.
         """
         code, said = breaking(file, old, new)
         assert code != 0
