@@ -26,6 +26,7 @@ from tandem.errors import (
     NoExecutor,
     TandemError,
 )
+from tandem.link.codec.sampling_codec import what_link_refuses
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -145,6 +146,7 @@ class Intake:
 
     def _take(self, message: Submit, handle: int, core: Scheduler, now: float) -> Acceptance:
         """Submit a request to the core, after ending the one that it repeats."""
+        _check_sendable(message)
         new = _new_request(message, handle, core.limits.block_size)
         if message.attempt_key:
             repeated = self._state.keys.find(message, lambda one: core.find(one) is not None)
@@ -190,6 +192,23 @@ class Intake:
         reply = self._queries.answer(frontend, message, now)
         if reply is not None:
             self._publisher.answer(frontend, reply)
+
+
+def _check_sendable(message: Submit) -> None:
+    """
+    Check that the executor will take the request's row; that it would not is a bug of ours, which
+    must cost this request alone.
+
+    Raises:
+        InternalError: It would not.
+    """
+    problem = what_link_refuses(message.sampling)
+    if problem is not None:
+        _log.error("request_not_sendable", request_id=message.request_id, problem=problem)
+        raise InternalError(
+            f"the scheduler made a row that no executor takes ({problem}), which is a bug: report "
+            "it with the request's parameters"
+        )
 
 
 def _new_request(message: Submit, handle: int, block_size: int) -> NewRequest:

@@ -1,4 +1,5 @@
 import pytest
+import structlog
 
 from scheduler_svc.core.request.events import ProgressKind
 from scheduler_svc.core.request.request import FinishReason
@@ -8,6 +9,7 @@ from scheduler_svc.ipc.sockets import FrontendGone
 from scheduler_svc.service.publisher import RETRY_S
 from tandem.admin.v1.stats_pb2 import GetStatsResponse
 from tests.scheduler_svc.service.fakes.arithmetic_runner import expected_outputs
+from tests.scheduler_svc.service.three_requests import stats_of
 from tests.waiting import wait_until
 
 STATES = ("waiting", "prefill", "decode")
@@ -193,6 +195,27 @@ class TestRefusals:
         second.submit(1, [5], 3, request_id="same")
         bench.until(lambda: second.refused)
         assert second.refused[1].reason == "DUPLICATE_REQUEST_ID"
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("top_p", 0.0), ("top_p", 1e-60), ("temperature", 5.0), ("top_k", 10**12), ("seed", -1)],
+    )
+    def test_row_that_the_link_refuses_costs_its_request_alone(self, bench, name, value):
+        """
+        A request whose row no executor would take fails as a bug of ours, with the parameter's name
+        in answer and log; it never reaches the link, no session is lost, and others go on.
+        """
+        frontend = bench.frontend()
+        frontend.submit(1, [5], 3)
+        bench.until(lambda: 1 in frontend.accepted)
+        with structlog.testing.capture_logs() as logs:
+            frontend.submit(2, [5], 3, **{name: value})
+            bench.until(lambda: 2 in frontend.refused)
+        assert "INTERNAL" == frontend.refused[2].reason
+        (line,) = [line for line in logs if line["event"] == "request_not_sendable"]
+        assert "error" == line["log_level"]
+        bench.until(lambda: 1 in frontend.ended)
+        assert 0 == stats_of(bench, frontend).executor_losses
 
     def test_broken_prompt_column(self, bench):
         """A prompt that is not whole tokens is refused as a bug, and the loop goes on."""

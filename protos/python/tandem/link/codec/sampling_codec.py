@@ -11,6 +11,7 @@ from dataclasses import fields
 
 import numpy as np
 
+from tandem.errors import SessionLost
 from tandem.executor.v1 import batch_pb2
 from tandem.link.codec.fields import (
     FLOAT32,
@@ -62,6 +63,20 @@ def read_sampling(message: batch_pb2.RowSampling, field: str) -> SamplingParams:
     )
     _check(sampling, field)
     return sampling
+
+
+def what_link_refuses(sampling: SamplingParams) -> str | None:
+    """
+    Return why the other end would refuse these params, as it would read them; None if it would not.
+    A scheduler asks this of every request: a batch that is refused ends the session of all.
+    """
+    try:
+        read_sampling(sampling_message(sampling), "sampling")
+    except SessionLost as error:
+        return error.message
+    except (OverflowError, TypeError, ValueError) as error:  # what no message can hold
+        return f"sampling: {error}"
+    return None
 
 
 def _check(sampling: SamplingParams, field: str) -> None:
