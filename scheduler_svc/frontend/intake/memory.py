@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 from collections.abc import Callable
 
 DELAY_S = 1.0
@@ -36,5 +37,8 @@ class FreedMemory:
 
     def _give_back(self, trim: Callable[[int], int]) -> None:
         self._is_due = False
+        # A refused call's error and the frames that it passed refer to each other, and hold the
+        # message until they are collected.
+        gc.collect()
         # On a thread, as it takes a while; ctypes lets others run meanwhile.
         asyncio.get_running_loop().run_in_executor(None, trim, 0)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
+from collections.abc import Callable
 
 import grpc
 import pytest
 from google.protobuf.message import DecodeError
 
+from scheduler_svc.frontend.intake import memory
 from scheduler_svc.frontend.intake.bounds import MAX_FIELDS, MAX_SINGULAR, check_bounds
 from scheduler_svc.frontend.intake.decoding import LARGE_BYTES, MessageIntake
 from scheduler_svc.frontend.intake.grpc_options import MAX_METADATA_BYTES
 from tandem.errors import InvalidParameter, QueueFull
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tests.scheduler_svc.frontend.calls import error_of, stub_of
-from tests.scheduler_svc.frontend.fake_core import model, running_frontend, serve, within
+from tests.scheduler_svc.frontend.fake_core import model, running_frontend, serve, until, within
 
 COMPLETE = pb.CompleteRequest.DESCRIPTOR
 EMPTY = b"\x0a\x00"
@@ -109,12 +113,13 @@ class Decoder:
 
     DESCRIPTOR = COMPLETE
 
-    def __init__(self) -> None:
+    def __init__(self, decode: Callable[[bytes], object] = pb.CompleteRequest.FromString) -> None:
+        self._decode = decode
         self.num_decoded = 0
 
-    def decode(self, raw: bytes) -> pb.CompleteRequest:
+    def decode(self, raw: bytes) -> object:
         self.num_decoded += 1
-        return pb.CompleteRequest.FromString(raw)
+        return self._decode(raw)
 
 
 class TestIntake:
@@ -170,6 +175,34 @@ class TestIntake:
         other.cancel()
         assert 20 <= turns
 
+    async def test_refused_messages_are_let_go(self, monkeypatch):
+        """
+        What still holds a refused message, such as its error with the frames that it passed, is
+        collected before freed memory is given back.
+        """
+        monkeypatch.setattr(memory, "DELAY_S", 0.0)
+
+        class Error(DecodeError):
+            pass
+
+        held: list[weakref.ref[Error]] = []
+
+        def decode(_raw: bytes) -> object:
+            error = Error()
+            error.of_cycle = error
+            held.append(weakref.ref(error))
+            raise error
+
+        gc.disable()
+        try:
+            with pytest.raises(InvalidParameter):
+                await MessageIntake().decode(
+                    raw_request(text="x" * 2 * LARGE_BYTES), Decoder(decode).decode, "x"
+                )
+            await until(lambda: held[0]() is None)
+        finally:
+            gc.enable()
+
     async def test_lack_of_memory_is_no_fault_of_the_message(self):
         """
         A decoder without memory is QUEUE_FULL, not a message that is not valid.
@@ -222,11 +255,14 @@ class TestOfFrontend:
         async with running_frontend(tmp_path, max_streams_per_connection=2) as frontend:
             await serve(frontend, model(model_dir))
             stub = stub_of(frontend)
-            calls = [stub.Generate(pb.GenerateRequest(text="a")) for _ in range(3)]
-            for _ in range(2):
-                await within(frontend.core.submits.get())
+            names = {"one", "two", "three"}
+            calls = {
+                name: stub.Generate(pb.GenerateRequest(text="a", request_id=name)) for name in names
+            }
+            first, second = [(await within(frontend.core.submits.get())).request_id for _ in "12"]
             assert frontend.core.submits.empty()
-            calls[0].cancel()
-            calls[1].cancel()
-            await within(frontend.core.submits.get())
-            calls[2].cancel()
+            calls[first].cancel()
+            third = (await within(frontend.core.submits.get())).request_id
+            assert names == {first, second, third}
+            for call in calls.values():
+                call.cancel()
