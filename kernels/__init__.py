@@ -2,5 +2,3 @@
 Device operations, one folder each: `reference.py` is the definition, other files are faster
 implementations.
 """
-
-__version__ = "0.1.0"

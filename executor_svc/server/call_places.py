@@ -14,10 +14,10 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health
-from grpc_reflection.v1alpha import reflection
 
 from executor_svc.server.service import SERVICE_NAME
 from tandem.errors import QueueFull
+from tandem.network import reflection
 
 NUM_LINK_THREADS = 16
 NUM_OTHER_THREADS = 16
@@ -26,7 +26,11 @@ MAX_LASTING = 8
 MAX_CALLS = 1024
 """Most calls at a time, with those that wait for a thread; gRPC itself refuses more."""
 
-_LASTING = (f"/{health.SERVICE_NAME}/Watch", f"/{reflection.SERVICE_NAME}/ServerReflectionInfo")
+_LASTING = (
+    f"/{health.SERVICE_NAME}/Watch",
+    f"/{reflection.SERVICE_NAME}/{reflection.METHOD}",
+    f"/{reflection.NEWER_SERVICE_NAME}/{reflection.METHOD}",
+)
 _PROFILE = f"/{SERVICE_NAME}/Profile"
 
 

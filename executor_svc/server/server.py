@@ -14,7 +14,6 @@ from pathlib import Path
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from executor_svc.profile.profiles import Profiles
 from executor_svc.server.call_places import (
@@ -35,6 +34,7 @@ from tandem.link.codec.wire import MAX_MESSAGE_BYTES
 from tandem.network.address import host_and_port, is_unix
 from tandem.network.link_token import LinkToken, TokenGuard
 from tandem.network.listen_address import ListenAddress
+from tandem.network.reflection import serve_reflection
 from tandem.network.tls import server_credentials
 from tandem.network.tls_files import ServerTls
 from tandem.process.telemetry import warn_where_unprotected
@@ -206,9 +206,7 @@ class ExecutorServer:
         )
         server.add_generic_rpc_handlers((self._service.handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection(
-            (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server
-        )
+        serve_reflection(server, (SERVICE_NAME, health.SERVICE_NAME))
         return server
 
     def _on_ready(self, engine: Engine) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from scheduler_svc.executor_client.channel import ExecutorAccess
 from scheduler_svc.frontend.calls.interceptor import ErrorInterceptor
@@ -31,6 +30,7 @@ from tandem.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from tandem.errors import AddressInUse
 from tandem.inference.v1 import inference_service_pb2, inference_service_pb2_grpc
 from tandem.network.address import host_and_port, is_unix, without_brackets
+from tandem.network.reflection import serve_reflection
 from tandem.network.tls import server_credentials
 from tandem.network.tls_files import ServerTls, client_tls
 
@@ -130,7 +130,7 @@ def _server(
 ) -> grpc.aio.Server:
     server = grpc.aio.server(interceptors=interceptors, options=server_options(settings))
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    reflection.enable_server_reflection((service, HEALTH, reflection.SERVICE_NAME), server)
+    serve_reflection(server, (service, HEALTH))
     return server
 
 

@@ -137,6 +137,12 @@ class TestStreamsOfRequests:
         assert "tandem.inference.v1.InferenceService" in {
             one.name for one in answer.list_services_response.service
         }
+        newer = frontend.channel.stream_stream(
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        assert answer == await within(newer(iter([asked])).read())
         raw = frontend.channel.stream_stream(
             "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
         )

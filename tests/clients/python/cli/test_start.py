@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from importlib import import_module
+from importlib.metadata import version
 
 import pytest
 import typer
@@ -203,7 +204,7 @@ class TestRoot:
         """
         --version prints the distribution's version.
         """
-        assert "0.1.0\n" == run("--version").stdout
+        assert f"{version('tandem-serve')}\n" == run("--version").stdout
 
     def test_address_can_come_from_the_environment(self, run, server, monkeypatch):
         """
