@@ -63,9 +63,9 @@ def check_in_time(cell: Cell, new: NewRequest) -> None:
 
 def _waited_too_long(cell: Cell, new: NewRequest) -> QueueFull:
     message = (
-        f"the request waited for {new.queue_limit_ms} ms, its queue_limit, and was not admitted: "
+        f"the request waited for {new.queue_limit_s:g} s, its queue_limit, and was not admitted: "
         "try again later, or with a longer limit"
     )
-    metadata = {"limit": "queue_limit_ms", "value": str(new.queue_limit_ms)}
+    metadata = {"limit": "queue_limit_s", "value": f"{new.queue_limit_s:g}"}
     retry_after_s = cell.retry_advice.after_ends(1, cell.now_s)
     return QueueFull(message, metadata=metadata, retry_after_s=retry_after_s)

@@ -51,7 +51,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         """Stream the completions of one prompt."""
         num_sent: int | None = None
         try:
-            async with self._serve(request) as (inbox, messages):
+            async with self._serve(request, context) as (inbox, messages):
                 async for message in messages:
                     await self._write(inbox, encode_response(message), context)
                     num_sent = num_sent or 0
@@ -64,13 +64,12 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
 
     async def Complete(self, request: pb.CompleteRequest, context: Context) -> pb.CompleteResponse:  # noqa: N802  # named by the proto
         """Return the whole completions of one prompt."""
-        del context
         if request.request.HasField("resume"):
             raise InvalidParameter(
                 "Complete gives whole outputs: resume with Generate.", field="request.resume"
             )
         try:
-            async with self._serve(request.request) as (_, messages):
+            async with self._serve(request.request, context) as (_, messages):
                 return await collect(messages)
         except TandemError as error:
             if error.field is not None:
@@ -133,7 +132,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
 
     @asynccontextmanager
     async def _serve(
-        self, request: pb.GenerateRequest
+        self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[tuple[StreamInbox, AsyncGenerator[Message, None]]]:
         """Yield a request's inbox and messages; leaving the block early cancels it in the core."""
         arrival_s = self._clock()
@@ -143,7 +142,12 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         loaded = await self._loaded(request)
         request_id = request.request_id or call_id()
         prepared = await prepare_request(
-            request, loaded, self._threads, request_id=request_id, now_s=arrival_s
+            request,
+            loaded,
+            self._threads,
+            request_id=request_id,
+            now_s=arrival_s,
+            left_s=context.time_remaining(),
         )
         name_call(request_id)
         before = [Received(len(start.prior.token_ids), start.is_over) for start in prepared.starts]

@@ -48,11 +48,11 @@ class Submit(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
     priority: int = 0
     tenant: str = ""
     tenant_limits: TenantLimits | None = None
-    queue_limit_ms: int | None = None
-    """See `NewRequest.queue_limit_ms`."""
+    """Limits and weight of that tenant; None where it has none of its own."""
+    queue_limit_s: float | None = None
+    """See `NewRequest.queue_limit_s`."""
     give_up_s: float | None = None
     """Deadline of the gRPC call; see `NewRequest.give_up_s`."""
-    """Limits and weight of that tenant; None where it has none of its own."""
     cache_salt: bytes = b""
     block_digests: bytes = b""
     """Digests of the prompt's full blocks (`core.request.block_hashes`); empty: not hashed."""

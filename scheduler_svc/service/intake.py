@@ -229,7 +229,7 @@ def _new_request(message: Submit, handle: int, block_size: int) -> NewRequest:
         priority=message.priority,
         tenant=message.tenant,
         tenant_limits=message.tenant_limits or DEFAULT_TENANT_LIMITS,
-        queue_limit_ms=message.queue_limit_ms,
+        queue_limit_s=message.queue_limit_s,
         give_up_s=message.give_up_s,
         cache_salt=message.cache_salt,
         # The core hashes the blocks itself if the block size changed with another executor.

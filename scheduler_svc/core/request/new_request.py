@@ -25,7 +25,7 @@ class NewRequest:
         stop_token_ids: Ids that end it with STOP_TOKEN.
         arrival_s: Time of its arrival, on the clock the core is driven with.
         deadline_s: Time at which it ends with DEADLINE, same clock; None for never.
-        queue_limit_ms: Milliseconds since its arrival within which it must be admitted first, at
+        queue_limit_s: Seconds since its arrival within which it must be admitted first, at
             least 1, else it fails with QueueFull; None for any wait.
         give_up_s: Time at which its caller waits no more, same clock; None for never. The core
             refuses a request that it cannot admit by then, and computes nothing for one that it has
@@ -56,7 +56,7 @@ class NewRequest:
     eos_token_ids: frozenset[int] = frozenset()
     stop_token_ids: frozenset[int] = frozenset()
     deadline_s: float | None = None
-    queue_limit_ms: int | None = None
+    queue_limit_s: float | None = None
     give_up_s: float | None = None
     fills_context: bool = False
     num_choices: int = 1
@@ -71,9 +71,9 @@ class NewRequest:
     @property
     def start_by_s(self) -> float | None:
         """Time by which it must be admitted first; None where it may wait for ever."""
-        if self.queue_limit_ms is None:
+        if self.queue_limit_s is None:
             return self.give_up_s
-        limit_s = self.arrival_s + self.queue_limit_ms / 1e3
+        limit_s = self.arrival_s + self.queue_limit_s
         return limit_s if self.give_up_s is None else min(limit_s, self.give_up_s)
 
     @property

@@ -57,6 +57,7 @@ class PreparedRequest:
         prompt: Token ids, shape ``[P]``.
         block_digests: Digests of the prompt's full blocks; empty if the core needs none.
         arrival_s: Time of arrival.
+        give_up_s: Time of the call's deadline; None for a call without one.
         started: The first message of its stream.
         starts: Start of each choice's stream.
     """
@@ -68,6 +69,7 @@ class PreparedRequest:
     prompt: Int32Column
     block_digests: bytes
     arrival_s: float
+    give_up_s: float | None
     started: stream_pb2.Started
     starts: list[ChoiceStart]
 
@@ -94,6 +96,8 @@ class PreparedRequest:
             eos_token_ids=params.eos_token_ids,
             stop_token_ids=params.stop_token_ids,
             arrival_s=self.arrival_s,
+            queue_limit_s=params.queue_limit_s,
+            give_up_s=self.give_up_s,
             deadline_s=None if limit_s is None else self.arrival_s + limit_s,
             model_revision=model.revision,
             fills_context=self.fit.fills_context,
@@ -118,6 +122,7 @@ async def prepare_request(
     *,
     request_id: str,
     now_s: float,
+    left_s: float | None = None,
 ) -> PreparedRequest:
     """
     Check a request, resolve its parameters and tokenize its prompt.
@@ -128,6 +133,7 @@ async def prepare_request(
         threads: Threads for long prompts, their digests, and chat templates.
         request_id: Id of the request, the client's where it sent one.
         now_s: Time of arrival.
+        left_s: Seconds until the call's deadline; None for a call without one.
 
     Raises:
         TandemError: The request is refused; field paths start at GenerateRequest.
@@ -158,6 +164,7 @@ async def prepare_request(
         prompt=column,
         block_digests=digests,
         arrival_s=now_s,
+        give_up_s=None if left_s is None else now_s + left_s,
         started=stream_pb2.Started(
             request_id=request_id,
             prompt_tokens=len(prompt),

@@ -124,7 +124,7 @@ class CoreWorld:
             "num_choices": choose([1, 1, 1, 2, 3]),
             "priority": choose([0, 0, 0, 1, -3]),
             "tenant": choose(["", "blue", "red"]),
-            "queue_limit_ms": choose([*[None] * 6, 4000]),
+            "queue_limit_s": choose([*[None] * 6, 4.0]),
             "cache_salt": choose([b"", b"", b"", b"salt"]),
         }
         fields |= self._draw_prior_outputs(choose, fields, max_tokens)

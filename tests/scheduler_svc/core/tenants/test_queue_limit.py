@@ -23,7 +23,7 @@ class TestQueueLimit:
         It fails QUEUE_FULL with the limit's name at its queue limit, not before.
         """
         rig = rig_of_one_slot()
-        handle = rig.submit(queue_limit_ms=500)
+        handle = rig.submit(queue_limit_s=0.5)
         due_s = rig.now + 0.5
         assert due_s == rig.core.next_deadline_s
         rig.core.expire(due_s - 0.001)
@@ -31,7 +31,7 @@ class TestQueueLimit:
         rig.core.expire(due_s)
         rig.collect()
         error = rig.failed[handle].error
-        assert ("QUEUE_FULL", "queue_limit_ms", "500") == (
+        assert ("QUEUE_FULL", "queue_limit_s", "0.5") == (
             error.reason, error.metadata["limit"], error.metadata["value"]
         )  # fmt: skip
         assert error.retry_after_s is not None
@@ -42,7 +42,7 @@ class TestQueueLimit:
         The limit ends with the first admission, also where the request is preempted later.
         """
         rig = Rig()
-        handle = rig.submit(max_tokens=20, queue_limit_ms=5000)
+        handle = rig.submit(max_tokens=20, queue_limit_s=5.0)
         rig.step()
         rig.core.preempt(f"r{handle}")
         rig.now += 100.0
@@ -54,7 +54,7 @@ class TestQueueLimit:
         Where one choice of a request was admitted in time, none fails.
         """
         rig = Rig(small_config(max_batch_size=1))
-        rig.submit(num_choices=2, max_tokens=8, queue_limit_ms=5000)
+        rig.submit(num_choices=2, max_tokens=8, queue_limit_s=5.0)
         rig.step()
         rig.now += 100.0
         rig.run()
@@ -65,7 +65,7 @@ class TestQueueLimit:
         Each choice of a request that was not admitted fails.
         """
         rig = rig_of_one_slot()
-        handle = rig.submit(num_choices=2, queue_limit_ms=100)
+        handle = rig.submit(num_choices=2, queue_limit_s=0.1)
         rig.now += 1.0
         rig.core.expire(rig.now)
         rig.collect()
