@@ -133,7 +133,7 @@ async def prepare_request(
         threads: Threads for long prompts, their digests, and chat templates.
         request_id: Id of the request, the client's where it sent one.
         now_s: Time of arrival.
-        left_s: Seconds until the call's deadline; None for a call without one.
+        left_s: Seconds until the call's deadline, if it has one.
 
     Raises:
         TandemError: The request is refused; field paths start at GenerateRequest.
@@ -144,9 +144,7 @@ async def prepare_request(
     prompt = await encode_prompt(request, loaded, threads)
     fit = _fit(request, params, model, len(prompt), prompt_field)
     prompt = prompt[fit.num_dropped :]
-    column = np.asarray(prompt, np.int32)
-    if not request.HasField("token_ids"):
-        check_tokenizer_fits(column, model.vocab_size)
+    column = _column(prompt, request, model)
     digests = await _digests(column, request.cache_salt.encode(), model, threads)
     starts = await _starts(
         request,
@@ -176,6 +174,13 @@ async def prepare_request(
         ),
         starts=starts,
     )
+
+
+def _column(prompt: list[int], request: GenerateRequest, model: Model) -> Int32Column:
+    column = np.asarray(prompt, np.int32)
+    if not request.HasField("token_ids"):
+        check_tokenizer_fits(column, model.vocab_size)
+    return column
 
 
 def _fit(

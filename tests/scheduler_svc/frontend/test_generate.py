@@ -129,20 +129,6 @@ class TestGrammar:
         assert before_s <= submit.arrival_s <= time.monotonic()
         assert pytest.approx(submit.arrival_s + 5) == submit.deadline_s
 
-    async def test_deadline_and_limit_of_the_queue_reach_the_core(self, frontend, stub):
-        """
-        The core hears how long the request may wait, and when its caller gives up.
-        """
-        call = stub.Generate(request(queue_limit_s=2.5), timeout=60)
-        submit = await within(frontend.core.submits.get())
-        call.cancel()
-        assert 2.5 == submit.queue_limit_s
-        assert 0 < submit.give_up_s - submit.arrival_s <= 60
-        call = stub.Generate(request())
-        submit = await within(frontend.core.submits.get())
-        call.cancel()
-        assert (None, None) == (submit.queue_limit_s, submit.give_up_s)
-
     @pytest.mark.parametrize(
         ("prompt_len", "max_tokens", "expected"),
         [(3, None, (100, False)), (200, None, (56, True)), (200, 56, (56, False))],

@@ -55,6 +55,7 @@ class TestTokenRates:
             rates.check_integrity()
             for key, level in levels.items():
                 wait = rates.wait_s(key, 300, 600, now)
+                # Sums of up to sixty products, each rounded to 1e-13.
                 assert max(300 - level, 0.0) / 10 == pytest.approx(wait, abs=1e-6)
         for _ in range(len(spent) + 1):
             now += 10_000.0

@@ -178,7 +178,7 @@ class TestIntake:
 
     async def test_refused_messages_are_let_go(self, monkeypatch):
         """
-        What still holds a refused message, such as its error with the frames that it passed, is
+        A reference to a refused message, such as its error with the frames that it passed, is
         collected before freed memory is given back.
         """
         monkeypatch.setattr(memory, "DELAY_S", 0.0)

@@ -102,7 +102,7 @@ class TestWhatIsTold:
     )
     async def test_unsupported_option_is_refused(self, stub, fields, reason, path):
         """
-        Whatever the capabilities exclude is refused, never left out in silence.
+        An option that the capabilities exclude is refused, never left out in silence.
         """
         error = await error_of(stub.Generate(request(**fields)))
         assert (reason, path) == (error.reason, error.field)
@@ -168,6 +168,22 @@ class TestErrorsAreFound:
             )
         }
         assert expected == names
+
+
+class TestWaiting:
+    async def test_deadline_and_limit_of_the_queue_reach_the_core(self, frontend, stub):
+        """
+        The core hears how long the request may wait, and when its caller gives up.
+        """
+        call = stub.Generate(request(queue_limit_s=2.5), timeout=60)
+        submit = await within(frontend.core.submits.get())
+        call.cancel()
+        assert 2.5 == submit.queue_limit_s
+        assert 0 < submit.give_up_s - submit.arrival_s <= 60
+        call = stub.Generate(request())
+        submit = await within(frontend.core.submits.get())
+        call.cancel()
+        assert (None, None) == (submit.queue_limit_s, submit.give_up_s)
 
 
 class TestModels:
