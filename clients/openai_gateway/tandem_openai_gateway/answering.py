@@ -73,7 +73,7 @@ class Answering:
         Raises:
             ApiError, TandemError: The request cannot be served.
         """
-        asked = endpoint.read(await self._body(request))
+        asked = endpoint.read(await read_limited(request, self._max_body_bytes))
         metadata = metadata_of(request)
         name = await self._model.check(asked.model, metadata)
         request_id: str = request.scope["tandem.request_id"]
@@ -102,17 +102,22 @@ class Answering:
         ]
         return Output([self._schedulers.generate(one, metadata) for one in requests])
 
-    async def _body(self, request: Request) -> bytes:
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > self._max_body_bytes:
-                raise ApiError(
-                    413,
-                    f"the body is larger than {self._max_body_bytes} bytes",
-                    code="request_too_large",
-                )
-        return bytes(body)
+
+async def read_limited(request: Request, max_bytes: int) -> bytes:
+    """
+    Return the body of a request.
+
+    Raises:
+        ApiError: It is larger than the limit.
+    """
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > max_bytes:
+            raise ApiError(
+                413, f"the body is larger than {max_bytes} bytes", code="request_too_large"
+            )
+    return bytes(body)
 
 
 class Answer:

@@ -21,6 +21,7 @@ from tandem.errors import TandemError
 from tandem_openai_gateway.answering import Answering, Endpoint, metadata_of
 from tandem_openai_gateway.answers.chat import ChatFormat
 from tandem_openai_gateway.answers.completion import CompletionFormat
+from tandem_openai_gateway.answers.openapi import openapi_page
 from tandem_openai_gateway.answers.responses import ResponsesFormat
 from tandem_openai_gateway.api.chat import read_chat
 from tandem_openai_gateway.api.completion import read_completion
@@ -37,10 +38,10 @@ from tandem_openai_gateway.envelope import (
 )
 from tandem_openai_gateway.errors import ApiError
 from tandem_openai_gateway.metrics import CONTENT_TYPE, Metrics
-from tandem_openai_gateway.openapi import openapi_page
 from tandem_openai_gateway.schedulers import Schedulers
 from tandem_openai_gateway.served_model import ServedModel
 from tandem_openai_gateway.settings import Settings
+from tandem_openai_gateway.tokenizing import Tokenizing
 from tandem_openai_gateway.upstream import Model
 
 ENDPOINTS = {
@@ -92,6 +93,7 @@ class Gateway:
         self._schedulers: Schedulers | None = None
         self._model: ServedModel | None = None
         self._answering: Answering | None = None
+        self._tokenizing: Tokenizing | None = None
         self.metrics = Metrics(lambda: self._schedulers.num_ready if self._schedulers else 0)
 
     @contextlib.asynccontextmanager
@@ -104,6 +106,7 @@ class Gateway:
         self._answering = Answering(
             self._schedulers, self._model, self.metrics, self._settings.max_body_bytes
         )
+        self._tokenizing = Tokenizing(self._schedulers, self._model, self._settings.max_body_bytes)
         try:
             yield
         finally:
@@ -127,6 +130,16 @@ class Gateway:
         assert self._model is not None
         await self._model.check(request.path_params["name"], metadata_of(request))
         return JsonResponse(await self._described(request))
+
+    async def tokenize(self, request: Request) -> Response:
+        """Answer with the ids of a prompt."""
+        assert self._tokenizing is not None
+        return await self._tokenizing.tokenize(request)
+
+    async def detokenize(self, request: Request) -> Response:
+        """Answer with the text of ids."""
+        assert self._tokenizing is not None
+        return await self._tokenizing.detokenize(request)
 
     async def health(self, _request: Request) -> Response:
         """Say whether at least one scheduler serves requests."""
@@ -163,6 +176,8 @@ def make_app(settings: Settings) -> ASGIApp:
     routes += [
         Route("/v1/models", gateway.models),
         Route("/v1/models/{name:path}", gateway.model),
+        Route("/tokenize", gateway.tokenize, methods=["POST"]),
+        Route("/detokenize", gateway.detokenize, methods=["POST"]),
         Route("/health", gateway.health),
         Route("/metrics", gateway.metrics_page),
         Route("/openapi.json", _openapi),

@@ -19,9 +19,13 @@ from tandem_client.channel import ChannelOptions
 from tandem_openai_gateway.upstream import (
     AsyncGenerationStream,
     Model,
+    PromptTokens,
     RetryPolicy,
+    detokenize_request,
     is_transient,
     model_from_proto,
+    tokenize_request,
+    tokens_from_proto,
 )
 
 READY = "tandem.ready"
@@ -161,6 +165,35 @@ class Schedulers:
             lambda stub: stub.GetModel(request, timeout=MODEL_LIMIT_S, metadata=metadata)
         )
         return model_from_proto(answer.model)
+
+    async def tokenize(
+        self, prompt: str | None, options: Mapping[str, Any], metadata: Metadata
+    ) -> PromptTokens:
+        """
+        Return the ids of a prompt; `options` are those of the client's `tokenize`.
+
+        Raises:
+            TandemError: The prompt cannot be used, or no scheduler answers.
+        """
+        request = tokenize_request(prompt, options)  # type: ignore[arg-type]  # the names are ours
+        answer = await self._call(
+            lambda stub: stub.Tokenize(request, timeout=MODEL_LIMIT_S, metadata=metadata)
+        )
+        return tokens_from_proto(answer)
+
+    async def detokenize(self, token_ids: Sequence[int], metadata: Metadata) -> str:
+        """
+        Return the text of ids.
+
+        Raises:
+            TandemError: An id is wrong, or no scheduler answers.
+        """
+        request = detokenize_request(token_ids, keep_special_tokens=False, model=None)
+        answer = await self._call(
+            lambda stub: stub.Detokenize(request, timeout=MODEL_LIMIT_S, metadata=metadata)
+        )
+        text: str = answer.text
+        return text
 
     async def close(self) -> None:
         """Close all connections."""

@@ -20,8 +20,8 @@ from tandem_client.events import (
     TokenLogprobs,
     Usage,
 )
-from tandem_client.model import Model, model_from_proto
-from tandem_client.request import build_request
+from tandem_client.model import Model, PromptTokens, model_from_proto, tokens_from_proto
+from tandem_client.request import build_request, detokenize_request, tokenize_request
 from tandem_client.streams.aio_stream import AsyncGenerationStream
 from tandem_client.streams.retry import RetryPolicy, is_transient
 
@@ -34,14 +34,18 @@ __all__ = [
     "Finished",
     "Model",
     "Prompt",
+    "PromptTokens",
     "RetryPolicy",
     "Started",
     "TokenLogprobs",
     "Usage",
+    "detokenize_request",
     "generate_request",
     "is_transient",
     "model_from_proto",
     "progress_of",
+    "tokenize_request",
+    "tokens_from_proto",
 ]
 
 

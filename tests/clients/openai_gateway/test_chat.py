@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import openai
 import pytest
 
@@ -9,6 +11,8 @@ from tests.clients.python.fake_server import ANSWER, CHOSEN_SEED
 
 HI = [{"role": "user", "content": "hi"}]
 SHOUTED = f"{ANSWER.upper()}1"
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"z": 1, "a": 2}}}]
 
 
 def ask(client, **options):
@@ -187,7 +191,7 @@ class TestOptions:
         ("param", "options"),
         [
             ("response_format", {"response_format": {"type": "json_object"}}),
-            ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+            ("tool_choice", {"tool_choice": "required", "tools": TOOLS}),
             ("functions", {"functions": [{"name": "f"}]}),
             ("best_of", {"extra_body": {"best_of": 2}}),
             ("guided_json", {"extra_body": {"guided_json": {}}}),
@@ -212,6 +216,34 @@ class TestOptions:
             client, response_format={"type": "text"}, tools=[], n=1, extra_body={"best_of": 1}
         )
         assert ANSWER == answer.choices[0].message.content
+
+    def test_tools_are_rendered_by_the_template(self, client, server):
+        """
+        Definitions of tools, calls of them and their answers reach the template as they were sent.
+        """
+        call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"b": 1}'}}
+        messages = [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "2", "tool_call_id": "c1"},
+        ]
+        extra = {"chat_template_kwargs": {"enable_thinking": False}}
+        client.chat.completions.create(
+            model="fake", messages=messages, tools=TOOLS, tool_choice="auto", extra_body=extra
+        )
+        (request,) = server.seen.generate
+        _, assistant, answer = request.chat.messages
+        assert [json.dumps(tool) for tool in TOOLS] == [
+            tool.definition_json for tool in request.chat.tools
+        ]
+        assert ("c1", "f", '{"b": 1}') == (
+            assistant.tool_calls[0].id,
+            assistant.tool_calls[0].name,
+            assistant.tool_calls[0].arguments_json,
+        )
+        assert not assistant.HasField("content")
+        assert ("2", "c1") == (answer.content, answer.tool_call_id)
+        assert '{"enable_thinking": false}' == request.chat.template_args_json
 
     def test_image_is_refused(self, client):
         """

@@ -12,6 +12,43 @@ from tests.waiting import wait_until
 BODY = {"model": "fake", "prompt": "hi"}
 
 
+class TestTokens:
+    def test_ids_of_a_prompt_are_told(self, http, server):
+        """
+        /tokenize has the ids of a text, their number and the context, and their texts on demand.
+        """
+        found = http.post("/tokenize", json={"model": "fake", "prompt": "hi"}).json()
+        assert {"count": 2, "max_model_len": 512, "tokens": [104, 105], "token_strs": None} == found
+        asked = {"messages": [{"role": "user", "content": "a"}], "return_token_strs": True}
+        assert ["a"] == http.post("/tokenize", json=asked).json()["token_strs"]
+        assert server.seen.tokenized[1].HasField("chat")
+
+    def test_text_of_ids_is_told(self, http):
+        """
+        /detokenize has the text of ids.
+        """
+        answer = http.post("/detokenize", json={"model": "fake", "tokens": [104, 105]})
+        assert {"prompt": "hi"} == answer.json()
+
+    @pytest.mark.parametrize(
+        ("path", "body", "param"),
+        [
+            ("/tokenize", {}, "prompt"),
+            ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
+            ("/tokenize", {"prompt": "a", "add_special_tokens": False}, "add_special_tokens"),
+            ("/tokenize", {"prompt": "a", "model": "other"}, "model"),
+            ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+            ("/detokenize", {"tokens": [2**40]}, "prompt"),
+        ],
+    )
+    def test_bad_question_is_refused(self, http, path, body, param):
+        """
+        A question that cannot be answered is an error in OpenAI's form with the field's name.
+        """
+        answer = http.post(path, json=body)
+        assert (True, param) == (400 <= answer.status_code < 500, answer.json()["error"]["param"])
+
+
 class TestPages:
     def test_models_lists_the_served_one(self, client):
         """

@@ -28,6 +28,7 @@ _FINISH_REASONS = {
     FinishReason.CONTEXT_LIMIT: "length",
     FinishReason.DEADLINE: "length",
     FinishReason.CANCELLED: "abort",
+    FinishReason.SUPERSEDED: "abort",
 }
 """OpenAI's finish reasons, and vLLM's of an aborted request; all others are "stop"."""
 

@@ -25,13 +25,17 @@ class Message(msgspec.Struct, kw_only=True):
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
     function_call: Any = None
 
 
 class ChatFields(GenerationFields, kw_only=True):
-    """Body of a request."""
+    """
+    Body of a request. Tools are rendered into the prompt by the model's template; calls of them in
+    the output are text.
+    """
 
     messages: list[Message]
     max_completion_tokens: int | None = None
@@ -39,6 +43,10 @@ class ChatFields(GenerationFields, kw_only=True):
     top_logprobs: int | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 def read_chat(body: bytes) -> Asked:
@@ -52,20 +60,45 @@ def read_chat(body: bytes) -> Asked:
     for name in ("echo", "add_special_tokens"):
         if getattr(fields, name):
             raise unsupported(name)
-    messages = [_message(one, f"messages[{place}]") for place, one in enumerate(fields.messages)]
+    messages = [message_of(one, f"messages[{place}]") for place, one in enumerate(fields.messages)]
     if not messages:
         raise ApiError(400, "messages must not be empty", param="messages", code="empty_prompt")
-    options: dict[str, Any] = {"logprobs": _logprobs(fields)}
+    options: dict[str, Any] = {
+        "logprobs": _logprobs(fields),
+        "tools": fields.tools or None,
+        "template_args": fields.chat_template_kwargs or None,
+        "add_generation_prompt": fields.add_generation_prompt,
+        "continue_final_message": fields.continue_final_message,
+    }
     if fields.max_completion_tokens is not None:
         options["max_tokens"] = fields.max_completion_tokens
     return asked(fields, (Prompt(messages=messages),), options=options)
 
 
-def _message(message: Message, where: str) -> dict[str, Any]:
-    for name in ("tool_calls", "tool_call_id", "function_call", "name"):
-        if getattr(message, name):
-            raise unsupported(f"{where}.{name}")
-    return {"role": message.role, "content": text_of(message.content, where)}
+def message_of(message: Message, where: str) -> dict[str, Any]:
+    """
+    Return a message as the client takes it.
+
+    Args:
+        message: The message.
+        where: Its place, for errors.
+
+    Raises:
+        ApiError: It has what is not served.
+    """
+    if message.function_call:
+        raise unsupported(f"{where}.function_call", "it is deprecated, use tool_calls")
+    content = None if message.content is None else text_of(message.content, where)
+    found: dict[str, Any] = {
+        "role": message.role,
+        # A message without content is empty, unless it calls tools.
+        "content": content if content is not None or message.tool_calls else "",
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "tool_calls": message.tool_calls or None,
+        "reasoning_content": message.reasoning_content,
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def text_of(content: str | list[ContentPart] | None, where: str) -> str:

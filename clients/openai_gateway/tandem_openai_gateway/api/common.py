@@ -108,7 +108,7 @@ def read_body(body: bytes, fields: type[Fields]) -> Fields:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
     if not isinstance(content, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    refuse_unsupported(content)
+    refuse_unsupported(content, fields.__struct_fields__)
     try:
         return msgspec.convert(content, fields, str_keys=True)
     except msgspec.ValidationError as error:

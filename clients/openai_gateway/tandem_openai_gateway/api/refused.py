@@ -6,7 +6,7 @@ ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tandem_openai_gateway.errors import ApiError
@@ -61,14 +61,18 @@ CHANGES_OUTPUT: Mapping[str, tuple[object, ...]] = {
 """The keys, each with the values beside null that change nothing."""
 
 
-def refuse_unsupported(body: Mapping[str, Any]) -> None:
+def refuse_unsupported(body: Mapping[str, Any], served: Collection[str]) -> None:
     """
     Check that nothing is asked for that would have to be ignored at the cost of the output.
+
+    Args:
+        body: The body of a request.
+        served: Keys that this kind of request obeys.
 
     Raises:
         ApiError: A key is one of `CHANGES_OUTPUT`, with a value that changes something.
     """
-    for key in CHANGES_OUTPUT.keys() & body.keys():
+    for key in (CHANGES_OUTPUT.keys() & body.keys()) - set(served):
         if body[key] is not None and body[key] not in CHANGES_OUTPUT[key]:
             raise unsupported(key)
     best_of = body.get("best_of")

@@ -13,14 +13,22 @@ from tandem_openai_gateway.answers.responses import ResponseBody
 from tandem_openai_gateway.api.chat import ChatFields
 from tandem_openai_gateway.api.completion import CompletionFields
 from tandem_openai_gateway.api.responses import ResponsesFields
+from tandem_openai_gateway.api.tokens import (
+    DetokenizeBody,
+    DetokenizeFields,
+    TokenizeBody,
+    TokenizeFields,
+)
 from tandem_openai_gateway.errors import ErrorAnswer
 
-GENERATING: tuple[tuple[str, type[msgspec.Struct], type[msgspec.Struct]], ...] = (
+POSTED: tuple[tuple[str, type[msgspec.Struct], type[msgspec.Struct]], ...] = (
     ("/v1/chat/completions", ChatFields, ChatCompletion),
     ("/v1/completions", CompletionFields, CompletionBody),
     ("/v1/responses", ResponsesFields, ResponseBody),
+    ("/tokenize", TokenizeFields, TokenizeBody),
+    ("/detokenize", DetokenizeFields, DetokenizeBody),
 )
-"""Path, body of the request and body of the answer of each endpoint that generates."""
+"""Path, body of the request and body of the answer of each endpoint; those of /v1 may stream."""
 READING = ("/v1/models", "/health")
 STATUSES = ("400", "401", "403", "404", "409", "413", "429", "500", "503")
 """Statuses of failures."""
@@ -30,16 +38,19 @@ _REFERENCE = "#/components/schemas/{name}"
 @functools.cache
 def openapi_page() -> bytes:
     """Return the description as JSON."""
-    kinds = [ErrorAnswer, *(kind for _, fields, body in GENERATING for kind in (fields, body))]
+    kinds = [ErrorAnswer, *(kind for _, fields, body in POSTED for kind in (fields, body))]
     _, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
     paths: dict[str, Any] = {
         path: {
             "post": {
                 "requestBody": {"required": True, "content": _json(fields.__name__)},
-                "responses": {"200": _answer(body.__name__, streamed=True), **_failures()},
+                "responses": {
+                    "200": _answer(body.__name__, streamed=path.startswith("/v1/")),
+                    **_failures(),
+                },
             }
         }
-        for path, fields, body in GENERATING
+        for path, fields, body in POSTED
     }
     for path in READING:
         answer = {"description": "As described in the README."}
