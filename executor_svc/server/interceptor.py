@@ -8,12 +8,16 @@ from typing import Any, NoReturn
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from executor_svc.server.call_places import is_of_link
-from tandem.errors import InternalError, SessionHeld, TandemError
+from tandem.errors import InternalError, InvalidParameter, SessionHeld, TandemError
 from tandem.status import to_grpc_status
 
 _log = structlog.get_logger(__name__)
+
+
+Decode = Callable[[Any], Any]
 
 
 class ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # no generic at run time
@@ -43,39 +47,47 @@ class ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # no 
         if handler is None:
             return None
         method = handler_call_details.method
+        decode = _decoder(handler.request_deserializer, method)
+        # gRPC itself would answer what it cannot decode with a bare INTERNAL.
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(
-                self._unary(handler.unary_unary, method),
-                handler.request_deserializer,
+                self._unary(handler.unary_unary, method, decode),
+                _undecoded,
                 handler.response_serializer,
             )
         if handler.unary_stream:
             return grpc.unary_stream_rpc_method_handler(
-                self._streaming(handler.unary_stream, method),
-                handler.request_deserializer,
+                self._streaming(handler.unary_stream, method, decode),
+                _undecoded,
                 handler.response_serializer,
             )
         if handler.stream_stream:
             return grpc.stream_stream_rpc_method_handler(
-                self._streaming(handler.stream_stream, method),
-                handler.request_deserializer,
+                self._streaming(
+                    handler.stream_stream, method, lambda requests: map(decode, requests)
+                ),
+                _undecoded,
                 handler.response_serializer,
             )
         return handler
 
-    def _unary(self, behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
+    def _unary(
+        self, behavior: Callable[..., Any], method: str, decode: Decode
+    ) -> Callable[..., Any]:
         def wrapped(request: Any, context: grpc.ServicerContext) -> Any:
             try:
-                return behavior(request, context)
+                return behavior(decode(request), context)
             except Exception as error:  # noqa: BLE001  # the outermost frame of every call
                 self._abort(context, method, error)
 
         return self._on_threads(wrapped, method)
 
-    def _streaming(self, behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
+    def _streaming(
+        self, behavior: Callable[..., Any], method: str, decode: Decode
+    ) -> Callable[..., Any]:
         def wrapped(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
             try:
-                yield from behavior(request, context)
+                yield from behavior(decode(request), context)
             except grpc.RpcError:
                 raise  # the caller is gone; gRPC ends the call
             except Exception as error:  # noqa: BLE001  # the outermost frame of every call
@@ -99,3 +111,25 @@ class ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # no 
         say = _log.debug if is_repeated else _log.info
         say("call_failed", method=method, reason=error.reason, message=error.message)
         context.abort_with_status(to_grpc_status(error))
+
+
+def _undecoded(raw: bytes) -> bytes:
+    return raw
+
+
+def _decoder(decode: Decode | None, method: str) -> Decode:
+    """Return a decoder of requests that raises InvalidParameter for what is no message."""
+    if decode is None:
+        return _undecoded
+
+    def decoded(raw: bytes) -> Any:
+        try:
+            return decode(raw)
+        except (DecodeError, ValueError) as error:
+            raise InvalidParameter(
+                f"the request bytes are not a valid message for {method}; "
+                "send protobuf of this contract, with UTF-8 in all strings",
+                field="",
+            ) from error
+
+    return decoded

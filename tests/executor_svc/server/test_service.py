@@ -179,6 +179,19 @@ class TestLoading:
         )
 
 
+class TestUndecodable:
+    @pytest.mark.parametrize("method", ["Describe", "OpenSession", "GetTokenizer", "Profile"])
+    def test_bytes_that_are_no_message_are_refused_typed(self, executor, method):
+        """
+        Undecodable bytes are INVALID_PARAMETER, and the next call is served.
+        """
+        path = f"/tandem.executor.v1.ExecutorService/{method}"
+        call = executor.channel.unary_stream(path)
+        error = refusal(lambda: list(call(b"\x0a\x05ab", timeout=DEADLINE_S)))
+        assert ("INVALID_PARAMETER", "INVALID_ARGUMENT") == (error.reason, error.code)
+        assert executor.describe().vocab_size == VOCAB_SIZE
+
+
 class TestHealth:
     def test_three_names_serve_when_warm_and_ready_ends_first(self, start):
         """

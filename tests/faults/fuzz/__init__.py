@@ -1,0 +1,1 @@
+"""Random input for every port: messages, bytes, resumed streams and HTTP bodies."""

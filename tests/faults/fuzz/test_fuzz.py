@@ -1,0 +1,32 @@
+"""Random input at every port gets typed answers: no bug, no hang, no service that ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.fuzz.__main__ import HTTP, run_kind
+from tests.faults.fuzz.cases import KINDS
+from tests.faults.fuzz.services import Services
+
+CASES = 2_500
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory):
+    services = Services(tmp_path_factory.mktemp("fuzz"))
+    yield services
+    services.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*KINDS, HTTP])
+async def test_random_input_gets_a_typed_answer(services, kind):
+    """
+    No case fails INTERNAL or UNKNOWN or hangs, at least half of them get past decoding, and the
+    service serves afterwards.
+    """
+    outcome = await run_kind(services, kind, CASES, seed=1)
+    assert [] == outcome.bad
+    assert sum(outcome.ends.values()) == CASES
+    assert outcome.decoded >= CASES / 2
+    assert services.are_alive()
