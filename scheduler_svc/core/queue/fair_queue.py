@@ -142,16 +142,25 @@ class FairQueue:
             due = [turn.queue.oldest.request for turn in self._since if turn.since_s <= before_s]
             yield from sorted(due, key=lambda request: request.number)
 
-    def in_turn(self, before_s: float, view: PrefixView | None, num_waiting: int) -> _Stream:
+    def in_turn(
+        self,
+        before_s: float,
+        view: PrefixView | None,
+        num_waiting: int,
+        *,
+        lists_all: bool = False,
+    ) -> _Stream:
         """
         Yield the requests, each with the level at which its tenant stands, next one first; those
         that `aged` yields too where a tenant does not wait alone. The one that was yielded last may
-        be taken meanwhile.
+        be taken meanwhile. No more of a tenant come after an aged one that is not taken, so that
+        none of its own passes it.
 
         Args:
             before_s: Time since which aged requests wait.
             view: The prefix cache; None where there is none.
             num_waiting: Requests in the whole queue.
+            lists_all: None is taken, and all come.
         """
         if len(self._turns) == 1:
             (turn,) = self._turns.values()
@@ -161,14 +170,18 @@ class FairQueue:
         while (top := self._ranks.peek()) is not None:
             turn = top[1]
             if turn.number not in streams:
-                streams[turn.number] = _own_order(turn.queue, before_s, view, num_waiting)
+                streams[turn.number] = _own_order(
+                    turn.queue, before_s, view, num_waiting, lists_all=lists_all
+                )
             level, request = next(streams[turn.number])
             yield max(level, turn.rank[0]), request
             if request.number in turn.queue:
                 break
         for turn in self._turns.values():
             if turn.number not in streams:
-                streams[turn.number] = _own_order(turn.queue, before_s, view, num_waiting)
+                streams[turn.number] = _own_order(
+                    turn.queue, before_s, view, num_waiting, lists_all=lists_all
+                )
         yield from self._merged(streams)
 
     def check_integrity(self, charged: Collection[Request] | None) -> None:
@@ -248,9 +261,19 @@ def _since_s(turn: _Turn) -> float:
 
 
 def _own_order(
-    queue: TenantQueue, before_s: float, view: PrefixView | None, num_waiting: int
+    queue: TenantQueue,
+    before_s: float,
+    view: PrefixView | None,
+    num_waiting: int,
+    *,
+    lists_all: bool,
 ) -> _Stream:
-    """Yield all requests of a tenant in its own order, aged ones ahead of all levels."""
+    """
+    Yield the requests of a tenant in its own order, aged ones ahead of all levels, up to an aged
+    one that is not taken, or all of them.
+    """
     for request in queue.aged(before_s):
         yield -inf, request
+        if request.number in queue and not lists_all:
+            return
     yield from queue.not_aged(before_s, view, num_waiting)

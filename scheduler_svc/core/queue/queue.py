@@ -196,7 +196,7 @@ class WaitingQueue:
         for request in self._aged(now):
             listed.add(request.number)
             yield request
-        for request in self._not_aged(now, view):
+        for request in self._not_aged(now, view, lists_all=True):
             if request.number not in listed:
                 yield request
 
@@ -291,10 +291,13 @@ class WaitingQueue:
         fresh = self._fresh.aged(before_s)
         return heapq.merge(self._returned_aged, fresh, key=lambda request: request.number)
 
-    def _not_aged(self, now: float, view: PrefixView | None) -> Iterator[Request]:
+    def _not_aged(
+        self, now: float, view: PrefixView | None, *, lists_all: bool = False
+    ) -> Iterator[Request]:
         before_s, num_waiting = self._aged_before_s(now), len(self)
         returned = deque(sorted((self._returned_level(one), one) for one in self._returned))
-        for level, request in self._fresh.in_turn(before_s, view, num_waiting):
+        fresh = self._fresh.in_turn(before_s, view, num_waiting, lists_all=lists_all)
+        for level, request in fresh:
             while returned and returned[0][0] <= level:
                 yield from self._returned_of(returned.popleft()[1], before_s)
             yield request
