@@ -102,7 +102,7 @@ def read_body(body: bytes, fields: type[Fields]) -> Fields:
     """
     try:
         content = msgspec.json.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None

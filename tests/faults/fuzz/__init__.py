@@ -1,1 +1,0 @@
-"""Random input for every port: messages, bytes, resumed streams and HTTP bodies."""
