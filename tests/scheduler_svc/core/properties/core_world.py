@@ -64,7 +64,7 @@ def draw_options(choose: Choose) -> CoreOptions:
         max_queued_tokens=choose([None, None, 60]),
         max_tenant_requests=choose([None, None, 4]),
         max_tenant_queued_tokens=choose([None, None, 40]),
-        tenant_tokens_per_minute=choose([None, None, 300]),
+        tenant_tokens_per_minute=choose([None, None, 80]),
         schedule_conservativeness=choose([0.0, 0.0, 0.0, 0.3, 1.0, 1.3]),
         victim_rule=choose(list(VictimRule)),
         paused_budget_blocks=choose([0, 2, 6]),
@@ -183,9 +183,8 @@ class CoreWorld:
             for handle, new in self.rig.submitted.items():
                 if new.request_id == ended.request_id and handle in live:
                     self.cut.add(handle)
-            self.rig.core.end_request(
-                ended.request_id, FinishReason.CANCELLED, self.rig.now, tenant=ended.tenant
-            )
+            reason = choose([FinishReason.CANCELLED, FinishReason.SUPERSEDED])
+            self.rig.core.end_request(ended.request_id, reason, self.rig.now, tenant=ended.tenant)
             self.rig.collect()
 
     def end_handle(self, choose: Choose) -> None:

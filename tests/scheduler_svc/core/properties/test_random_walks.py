@@ -19,7 +19,7 @@ MET = {
     "POISON_REQUEST", "executor_deaths", "OUT_OF_MEMORY", "out_of_memory_steps", "RETRACT waits while others are tried",
     "retractions", "swapped_out_blocks", "swapped_in_blocks", "swap_fallbacks", "prefix_cache_hit_tokens",
 }  # fmt: skip
-"""Events that twenty long histories must come across, or they would prove little."""
+"""Events that forty long histories must come across, or they would prove little."""
 
 
 def what_happened(world: CoreWorld) -> Counter[str]:
@@ -46,12 +46,11 @@ class TestRandomWalks:
         walk_all(range(first_seed, first_seed + 10), num_events=25)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("first_seed", range(10_000, 10_040, 20))
-    def test_long_walks_keep_every_promise(self, first_seed):
+    def test_long_walks_keep_every_promise(self):
         """
         The same holds over histories of many requests, which meet every kind of preemption and end.
         """
         seen = Counter[str]()
-        for seed in range(first_seed, first_seed + 20):
+        for seed in range(10_000, 10_040):
             seen += what_happened(walk(seed, num_events=400))
         assert not MET.difference(seen)

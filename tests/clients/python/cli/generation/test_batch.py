@@ -8,6 +8,7 @@ import pytest
 
 from tandem.errors import Draining, NeverFits
 from tests.clients.python.fake_server import ANSWER, PATIENCE_S, Act
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -145,6 +146,7 @@ class TestBatch:
             "batch", str(source), str(target), "--concurrency", "1", "--address", server.address
         )
         assert server.seen.hanging.wait(PATIENCE_S)
+        wait_until(lambda: target.read_text().count("\n"), "the line of the first request")
         process.send_signal(2)
         assert 130 == process.wait(PATIENCE_S)
         assert server.seen.cancelled.wait(PATIENCE_S)
