@@ -31,10 +31,12 @@ _GRAPH_PARAMS = frozenset(field.name for field in SAMPLING_FIELDS)
 """Parameters that captured graphs read, by slot."""
 _POSITIONAL_PARAMS = frozenset({"min_tokens", "end_ids"})
 """Parameters that change the logits of a slot's first outputs alone; they need no graph later."""
+_PROMPT_PARAMS = frozenset({"prompt_logprobs"})
+"""Parameters of the prompt alone, which change no draw."""
 _OFF_IN_GRAPHS = tuple(
     (param.name, param.default)
     for param in fields(SamplingParams)
-    if param.name not in _GRAPH_PARAMS | _POSITIONAL_PARAMS
+    if param.name not in _GRAPH_PARAMS | _POSITIONAL_PARAMS | _PROMPT_PARAMS
 )
 """
 All other parameters, those of a later release too, with their defaults. A captured graph ignores
@@ -96,7 +98,9 @@ class SlotSampling:
         self._num_logprobs = np.full(num_slots, -1, np.int64)
         self._beyond_graphs = np.zeros(num_slots, np.bool_)
         """True for slots with a parameter of `_OFF_IN_GRAPHS` away from its default."""
+        self._num_prompt_logprobs = np.full(num_slots, -1, np.int64)
         self._any_edits = self._any_min_p = self._any_logprobs = self._any_beyond_graphs = False
+        self._any_prompt_logprobs = False
 
     def admit(self, admission: Admission) -> None:
         """Take over a slot; ids outside the vocabulary have no logit and are left out."""
@@ -114,6 +118,9 @@ class SlotSampling:
         )
         self._num_logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         self._any_logprobs |= sampling.logprobs is not None
+        asked = sampling.prompt_logprobs
+        self._num_prompt_logprobs[slot] = -1 if asked is None else asked
+        self._any_prompt_logprobs |= asked is not None
         beyond = any(getattr(sampling, name) != off for name, off in _OFF_IN_GRAPHS)
         self._beyond_graphs[slot] = beyond
         self._any_beyond_graphs |= beyond
@@ -184,6 +191,17 @@ class SlotSampling:
             return None
         asked = self._num_logprobs[slot]
         return torch.from_numpy(asked) if (asked >= 0).any() else None
+
+    def prompt_logprobs(
+        self, slot: Int32Column
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """
+        Return the number of top logprobs to report for each prompt token of these slots, -1 for
+        none at all, and the lengths of their prompts; None if no slot ever asked.
+        """
+        if not self._any_prompt_logprobs:
+            return None
+        return self._num_prompt_logprobs[slot], self._prompt_len[slot]
 
     def _admit_edits(self, admission: Admission) -> None:
         slot, sampling = admission.slot, admission.sampling

@@ -45,11 +45,16 @@ class StepOutcome:
             token=sampled.token.numpy().astype(np.int32),
             valid=sampled.valid.numpy(),
             margin=None if margin is None else margin.numpy(),
-            logprobs=None if logprobs is None else _columns(logprobs),
+            logprobs=None if logprobs is None else logprob_columns(logprobs),
         )
 
     def row_errors(
-        self, bad_input_slots: Iterable[int], generation: UInt32Column, vocab_size: int
+        self,
+        bad_input_slots: Iterable[int],
+        generation: UInt32Column,
+        vocab_size: int,
+        *,
+        bad_prompt_slots: Iterable[int] = (),
     ) -> tuple[RowError, ...]:
         """
         Return the errors of rows that failed, one per slot; an error of the input comes before one
@@ -59,11 +64,12 @@ class StepOutcome:
             bad_input_slots: Slots that computed a token outside the vocabulary.
             generation: Generation of every slot, ``[S]``.
             vocab_size: Size of the vocabulary, for the message.
+            bad_prompt_slots: Slots with NaN or infinity in the logits of a prompt position.
         """
         out_of_range = f"an input token is outside [0, {vocab_size})"
         failed = dict.fromkeys(bad_input_slots, (RowErrorKind.TOKEN_OUT_OF_RANGE, out_of_range))
         invalid = (RowErrorKind.INVALID_LOGITS, "the model's logits hold NaN or infinity")
-        for slot in self.slot[~self.valid].tolist():
+        for slot in [*self.slot[~self.valid].tolist(), *bad_prompt_slots]:
             failed.setdefault(slot, invalid)
         return tuple(
             RowError(slot=slot, generation=int(generation[slot]), kind=kind, message=message)
@@ -85,7 +91,7 @@ class StepOutcome:
         )
 
 
-def _columns(logprobs: Logprobs) -> LogprobColumns:
+def logprob_columns(logprobs: Logprobs) -> LogprobColumns:
     """Convert logprobs on the host to columns; each row has as many top ids as it asked for."""
     count = logprobs.num_top.numpy()
     wanted = np.arange(logprobs.top_token.shape[1]) < count[:, None]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from executor_svc.device.queue import DeviceQueue, Mark
 from executor_svc.step.outcome import StepOutcome
+from executor_svc.step.prompt_scores import PromptScores
 from kernels.sampling import Logprobs, Sampled
 from tandem.link.batch import UInt32Column
 from tandem.link.results import StepResult, StepTimings
@@ -24,6 +26,7 @@ class PendingStep:
         boot_id: Id of the process.
         step_id: Id of the step.
         outcome: Waits for the rows that sampled, and returns them on the host.
+        scores: Waits for the scores of prompt tokens likewise; None if no row asked for any.
         generation: uint32 ``[S]``, generation of every slot after the batch.
         bad_input_slots: Slots that computed a token outside the vocabulary.
         vocab_size: Size of the vocabulary, for messages.
@@ -38,6 +41,7 @@ class PendingStep:
     boot_id: str
     step_id: int
     outcome: Callable[[], StepOutcome]
+    scores: Callable[[], PromptScores] | None
     generation: UInt32Column
     bad_input_slots: list[int]
     vocab_size: int
@@ -50,8 +54,15 @@ class PendingStep:
     def result(self) -> StepResult:
         """Wait for the device and return the step's result; called once, on any thread."""
         outcome = self.outcome()
-        errors = outcome.row_errors(self.bad_input_slots, self.generation, self.vocab_size)
+        scores = None if self.scores is None else self.scores()
+        errors = outcome.row_errors(
+            self.bad_input_slots,
+            self.generation,
+            self.vocab_size,
+            bad_prompt_slots=() if scores is None else scores.bad_slots,
+        )
         outcome = outcome.without(errors)
+        failed = np.array([error.slot for error in errors], np.int64)
         return StepResult(
             boot_id=self.boot_id,
             step_id=self.step_id,
@@ -69,6 +80,7 @@ class PendingStep:
             device_memory_bytes=self.device_memory_bytes,
             margin=outcome.margin,
             logprobs=outcome.logprobs,
+            prompt_logprobs=None if scores is None else scores.columns(self.generation, failed),
         )
 
 
@@ -81,11 +93,17 @@ class Launched:
         fetch: Begins to copy them to the host; the function that it returns waits for them.
         forwarded: As in `PendingStep`.
         graph: As in `StepResult`.
+        scores: Scores of prompt tokens, if a row asked for any.
     """
 
     fetch: Callable[[DeviceQueue], Callable[[], Sampled]]
     forwarded: Mark
     graph: int = 0
+    scores: PromptScores | None = None
+
+    def fetch_scores(self, queue: DeviceQueue) -> Callable[[], PromptScores] | None:
+        """Begin to copy the scores to the host; return a function that waits, None without any."""
+        return None if self.scores is None else self.scores.fetch(queue)
 
 
 def nothing_sampled(device: torch.device, *, with_margin: bool) -> Sampled:

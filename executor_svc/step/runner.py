@@ -29,6 +29,7 @@ from executor_svc.step.graphs.plan import GraphPlan
 from executor_svc.step.mixed_graphs import MixedGraphs
 from executor_svc.step.outcome import StepOutcome
 from executor_svc.step.pending_step import Launched, PendingStep, fetch_sampled, nothing_sampled
+from executor_svc.step.prompt_scores import ScoredTokens, score, scored_tokens
 from executor_svc.step.warm_up import warm_up_batches
 from kernels.paged_attention import AttentionShape
 from kernels.sampling import Sampled, sample
@@ -189,22 +190,23 @@ class ModelRunner:
     def _launch(self, batch: Batch, step_id: int) -> PendingStep:
         started = self._queue.mark()
         self._apply(batch)
-        rows = sampling_rows(batch)
+        rows, scored = sampling_rows(batch), scored_tokens(batch, self._sampling)
         with torch.inference_mode():
             if self._static is not None and self._static.takes(batch):
                 launched = self._static.launch(batch, rows, self._slots, self._queue)
-            elif self._mixed is not None and (shape := self._mixed.shape_for(batch, rows)):
+            elif not scored and self._mixed and (shape := self._mixed.shape_for(batch, rows)):
                 launched = self._mixed.launch(shape, batch, rows, self._slots, self._queue)
             else:
-                launched = self._compute(batch, rows)
+                launched = self._compute(batch, rows, scored)
             ended = self._queue.mark()
-            collect = launched.fetch(self._queue)
+            collect, scores = launched.fetch(self._queue), launched.fetch_scores(self._queue)
         ends = batch.row_start + batch.row_num_tokens
         bad_input = batch.row_slot[self._tokens.has_bad_input(batch.row_slot, ends)]
         return PendingStep(
             boot_id=self._boot_id,
             step_id=step_id,
             outcome=lambda: StepOutcome.of(rows.slot, rows.position, collect()),
+            scores=scores,
             generation=self._slots.generation.copy(),
             bad_input_slots=bad_input.tolist(),
             vocab_size=self._model.config.vocab_size,
@@ -308,14 +310,21 @@ class ModelRunner:
         inputs = decoder_inputs(batch, self._slots, self._tokens, self._shape, self._windows)
         return self._decoder.forward(inputs, self._kv.layers)
 
-    def _compute(self, batch: Batch, rows: SamplingRows) -> Launched:
+    def _compute(
+        self, batch: Batch, rows: SamplingRows, scored: ScoredTokens | None = None
+    ) -> Launched:
         """Compute a step of any rows eagerly; its inputs are sent with it."""
         hidden = self._forward(batch)
         forwarded = self._queue.mark()
+        scores = None
+        if scored is not None:
+            project, vocab_size = self._decoder.project, self._decoder.vocab_size
+            scores = score(hidden, scored, self._tokens, project, vocab_size)
         sampled = self._sample(hidden, rows)
         if len(rows.slot):
             self._tokens.write(rows.slot, rows.position, sampled.token)
-        return Launched(fetch=partial(fetch_sampled, sampled), forwarded=forwarded)
+        fetch = partial(fetch_sampled, sampled)
+        return Launched(fetch=fetch, forwarded=forwarded, scores=scores)
 
     def _sample(self, hidden: Tensor, rows: SamplingRows) -> Sampled:
         if len(rows.slot) == 0:

@@ -17,7 +17,9 @@ from kernels.dispatch import CPU_EXTENSION, Deferred, Operation
 from kernels.sampling import cpu_extension, reference, sampler
 from kernels.sampling.columns import Sampled, SamplingColumns
 from kernels.sampling.edits.reference import Biases, LogitEdits, Penalties, check_edits
-from kernels.sampling.logprobs.reference import Logprobs
+from kernels.sampling.logprobs import cpu_extension as logprobs_cpu_extension
+from kernels.sampling.logprobs import reference as logprobs_reference
+from kernels.sampling.logprobs.reference import Logprobs, ranks
 from kernels.sampling.needs import Needs
 
 __all__ = [
@@ -29,7 +31,9 @@ __all__ = [
     "Sampled",
     "SamplingColumns",
     "draw",
+    "ranks",
     "sample",
+    "token_logprobs",
     "use_cpu_extension",
 ]
 
@@ -51,6 +55,12 @@ _draw_operation: Operation[Callable[[Tensor, SamplingColumns, Needs], tuple[Tens
     )
 )
 
+_logprobs_operation: Operation[Callable[[Tensor, Tensor, Tensor], Logprobs | None]] = Operation(
+    "logprobs",
+    logprobs_reference.logprobs,
+    {"cuda": ("triton", Deferred("kernels.sampling.logprobs.triton_logprobs", "logprobs"))},
+)
+
 _COLUMN_TYPES = {
     "temperature": torch.float32,
     "top_k": torch.int32,
@@ -65,8 +75,10 @@ _COLUMN_TYPES = {
 def use_cpu_extension(*, wanted: bool) -> None:
     """Let a CPU sample in C++ or not, for the whole process; C++ needs the library loaded."""
     _operation.withdraw("cpu", CPU_EXTENSION)
+    _logprobs_operation.withdraw("cpu", CPU_EXTENSION)
     if wanted:
         _operation.offer("cpu", CPU_EXTENSION, cpu_extension.sample)
+        _logprobs_operation.offer("cpu", CPU_EXTENSION, logprobs_cpu_extension.logprobs)
 
 
 def sample(
@@ -143,6 +155,23 @@ def draw(logits: Tensor, columns: SamplingColumns, needs: Needs) -> tuple[Tensor
             f"{list(logits.stride())} and columns on {columns.temperature.device}"
         )
     return _draw_operation.on(logits.device)(logits, columns, needs)
+
+
+def token_logprobs(logits: Tensor, token: Tensor, num_top: Tensor) -> Logprobs | None:
+    """
+    Compute the logprobs of given tokens, as `sample` does of those it draws.
+
+    Args:
+        logits: Floating ``[R, V]``, elements of a row adjacent. Not changed.
+        token: int64 ``[R]`` on the logits' device.
+        num_top: int64 ``[R]`` on the host: number of top ids to report; -1 for a row without
+            logprobs.
+
+    Returns:
+        Logprobs of the rows that ask; None if none does. Those of a row with NaN or +infinity have
+        no meaning.
+    """
+    return _logprobs_operation.on(logits.device)(logits, token, num_top)
 
 
 def _check(logits: Tensor, columns: SamplingColumns) -> None:

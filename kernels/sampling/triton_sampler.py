@@ -9,8 +9,8 @@ from kernels.sampling import reference, triton_kernel
 from kernels.sampling.columns import Sampled, SamplingColumns
 from kernels.sampling.edits.reference import LogitEdits
 from kernels.sampling.edits.triton_kernel import edited
-from kernels.sampling.logprobs.reference import logprobs, rows_per_copy
-from kernels.sampling.logprobs.triton_kernel import log_total
+from kernels.sampling.logprobs.reference import rows_per_copy
+from kernels.sampling.logprobs.triton_logprobs import logprobs
 from kernels.sampling.triton_kernel import Needs
 from kernels.transfer import to_device
 
@@ -43,7 +43,7 @@ def sample(
         margin = reference.margin_of(logits, columns, token, edits, margin_eps)
     told = None
     if num_logprobs is not None:
-        told = logprobs(logits, token, num_logprobs, log_total=log_total)
+        told = logprobs(logits, token, num_logprobs)
     return Sampled(token=token, valid=valid, margin=margin, logprobs=told)
 
 

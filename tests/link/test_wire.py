@@ -64,6 +64,11 @@ def logprobs_of(**columns: bytes) -> bytes:
     return result_of(logprobs=result_pb2.LogprobColumns(**columns))
 
 
+def prompt_logprobs_of(**columns: bytes) -> bytes:
+    """Return a response with log probabilities of prompt tokens."""
+    return result_of(prompt_logprobs=result_pb2.PromptLogprobColumns(**columns))
+
+
 class TestRoundTrip:
     @QUICK
     @given(STEPS)
@@ -201,6 +206,10 @@ class TestMalformed:
                 "step.batch.admit[0].sampling.bias",
             ),
             (admit_of(sampling={"logprobs": 21}), "step.batch.admit[0].sampling.logprobs"),
+            (
+                admit_of(sampling={"prompt_logprobs": 21}),
+                "step.batch.admit[0].sampling.prompt_logprobs",
+            ),
             (b"", "message"),
             (batch_pb2.ExecuteRequest(step=batch_pb2.Step()).SerializeToString(), "step.command"),
             (
@@ -241,6 +250,10 @@ class TestMalformed:
                 logprobs_of(row=b"\0" * 4, chosen=b"\0" * 4, top_start=b"\0" * 8),
                 "result.logprobs.row",
             ),
+            (prompt_logprobs_of(slot=b"\0" * 4), "result.prompt_logprobs.generation"),
+            (prompt_logprobs_of(chosen=b"\0" * 4), "result.prompt_logprobs.chosen"),
+            (prompt_logprobs_of(), "result.prompt_logprobs.top_start"),
+            (prompt_logprobs_of(top_start=b"\1\0\0\0"), "result.prompt_logprobs.top_start"),
             (result_of(row_errors=[result_pb2.RowError()]), "result.row_errors[0].kind"),
             (b"", "message"),
             (b"\xff", "ExecuteResponse"),

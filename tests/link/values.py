@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tandem.link.batch import Admission, Batch
 from tandem.link.commands import Command, KvMode, Resume, Step, Suspend
-from tandem.link.logprobs import LogprobColumns
+from tandem.link.logprobs import LogprobColumns, PromptLogprobColumns
 from tandem.link.results import RowError, RowErrorKind, StepFailed, StepResult, StepTimings
 from tandem.link.session import Attach, Attached, Heartbeat, SchedulerId
 from tandem.sampling_params import MAX_TEMPERATURE, SamplingParams
@@ -139,6 +139,7 @@ def admissions(draw: st.DrawFn) -> Admission:
                 draw(st.dictionaries(SLOT, st.floats(-100, 100, width=32), max_size=3)).items()
             ),
             logprobs=draw(st.none() | st.integers(0, 20)),
+            prompt_logprobs=draw(st.none() | st.integers(0, 20)),
         ),
     )
 
@@ -199,6 +200,27 @@ def logprobs(draw: st.DrawFn, num_rows: int) -> LogprobColumns:
 
 
 @st.composite
+def prompt_logprobs(draw: st.DrawFn) -> PromptLogprobColumns:
+    """Draw log probabilities of a few prompt tokens."""
+    count = draw(st.integers(0, 4))
+    tops = [draw(st.integers(0, 3)) for _ in range(count)]
+    floats = st.floats(width=32)
+    return PromptLogprobColumns(
+        slot=draw(columns(np.int32, count)),
+        generation=draw(columns(np.uint32, count)),
+        position=draw(columns(np.int32, count)),
+        rank=draw(columns(np.int32, count)),
+        columns=LogprobColumns(
+            row=ints(*range(count)),
+            chosen=np.array([draw(floats) for _ in range(count)], np.float32),
+            top_start=np.cumsum([0, *tops]).astype(np.int32),
+            top_token=draw(columns(np.int32, sum(tops))),
+            top=np.array([draw(floats) for _ in range(sum(tops))], np.float32),
+        ),
+    )
+
+
+@st.composite
 def results(draw: st.DrawFn) -> StepResult:
     num_rows = draw(st.integers(0, 4))
     margins = st.lists(st.floats(width=32), min_size=num_rows, max_size=num_rows)
@@ -221,6 +243,7 @@ def results(draw: st.DrawFn) -> StepResult:
         device_memory_bytes=draw(UINT64),
         margin=np.array(draw(margins), np.float32) if with_margin else None,
         logprobs=draw(st.none() | logprobs(num_rows)),
+        prompt_logprobs=draw(st.none() | prompt_logprobs()),
     )
 
 

@@ -78,6 +78,28 @@ def logprobs(
     return Logprobs(row=row, num_top=asked, chosen=chosen, top_token=top_token, top=top)
 
 
+def ranks(logits: Tensor, token: Tensor) -> Tensor:
+    """
+    Compute the place of each row's token among all ids by logit, from 1, the lower id first on
+    ties: int64 ``[R]``.
+
+    Args:
+        logits: Floating ``[R, V]``.
+        token: int64 ``[R]``.
+    """
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    parts = []
+    for values, own in zip(
+        torch.split(logits, rows_per_copy(logits)),
+        torch.split(token[:, None], rows_per_copy(logits)),
+        strict=True,
+    ):
+        logit = values.gather(1, own)
+        is_before = (values > logit) | ((values == logit) & (ids < own))
+        parts.append(is_before.sum(dim=1) + 1)
+    return torch.cat(parts) if parts else token.clone()
+
+
 def rows_per_copy(logits: Tensor) -> int:
     """Return the number of rows that are copied to float32 at a time, to leave memory for KV."""
     elements = _COPY_ELEMENTS.get(logits.device.type, _COPY_ELEMENTS_OF_DEVICE)

@@ -51,7 +51,8 @@ class SamplingParams:
     `repetition_penalty` (1 is off) to those of prompt and output, the other two (0 is off) to those
     of the output. None of `end_ids` is sampled before `min_tokens` outputs. `logit_bias` is added
     to the logits of distinct ids. `logprobs` is the number of likeliest ids that are reported with
-    each token's log probability; None reports no log probabilities.
+    each token's log probability; None reports no log probabilities. `prompt_logprobs` is the same
+    for the tokens of the prompt.
     """
 
     temperature: float = field(
@@ -104,6 +105,12 @@ class SamplingParams:
     end_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = field(
+        default=None,
+        metadata=_declared(
+            (lambda value: 0 <= value <= MAX_LOGPROBS, f"must be in [0, {MAX_LOGPROBS}]")
+        ),
+    )
+    prompt_logprobs: int | None = field(
         default=None,
         metadata=_declared(
             (lambda value: 0 <= value <= MAX_LOGPROBS, f"must be in [0, {MAX_LOGPROBS}]")

@@ -69,7 +69,7 @@ def logprobs_of(delta: OutputDelta) -> list[TokenLogprobs]:
             top_texts=[text_of(one) for one in top_token_ids],
         )
         # There are as many logprobs as tokens, or none.
-        for token_id, (logprob, top_token_ids, top_logprobs) in zip(
+        for token_id, (logprob, top_token_ids, top_logprobs, _) in zip(
             chunk.token_ids, chunk.logprobs, strict=False
         )
     ]

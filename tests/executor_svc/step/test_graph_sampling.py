@@ -18,6 +18,8 @@ from tests.executor_svc.stepping import Row, admission
 
 Zoo = Callable[[str], Path]
 
+OF_PROMPTS = {"prompt_logprobs"}
+"""Parameters of prompts alone, which decide nothing about a draw."""
 READ_BY_GRAPHS = {"temperature", "top_k", "top_p", "seed", "choice", "min_p"}
 """Parameters that graphs read; a new one is not among them until the graphs' kernels know it."""
 
@@ -57,7 +59,7 @@ def test_every_parameter_is_tried():
     """
     A new parameter fails here until it has a value above.
     """
-    assert {param.name for param in fields(SamplingParams)} == set(AWAY_FROM_DEFAULT)
+    assert {param.name for param in fields(SamplingParams)} == set(AWAY_FROM_DEFAULT) | OF_PROMPTS
 
 
 @pytest.mark.parametrize("name", AWAY_FROM_DEFAULT)
@@ -73,6 +75,20 @@ def test_graphs_draw_with_the_parameters_they_read_alone(zoo: Zoo, drawings, nam
     drawings.clear()
     twins.run(Row(0, 5))
     assert in_graphs == (Drawing.OUTSIDE not in drawings)
+    assert drawings
+
+
+def test_a_scored_prompt_is_eager_and_its_decodes_are_not(zoo: Zoo, drawings):
+    """
+    No graph scores prompt tokens, so that the chunk that is asked for them runs eagerly, and graphs
+    draw what follows.
+    """
+    twins = Twins(zoo("llama_mha"), shapes=SHAPES[3:4])
+    sampling = replace(NOISY, prompt_logprobs=0)
+    assert 0 == twins.run(Row(0, 0, 5), admits=[twins.admit(0, 5, sampling)])
+    drawings.clear()
+    twins.run(Row(0, 5))
+    assert Drawing.OUTSIDE not in drawings
     assert drawings
 
 

@@ -31,6 +31,7 @@ EFFECTS = {
     "end_ids": (replace(NOISY, min_tokens=NUM_TOKENS), {"end_ids": tuple(range(200))}),
     "logit_bias": (GREEDY, {"logit_bias": ((7, 100.0),)}),
     "logprobs": (GREEDY, {"logprobs": 2}),
+    "prompt_logprobs": (GREEDY, {"prompt_logprobs": 2}),
 }
 """Each parameter with params and a change of it alone; the change must be told by the answer."""
 
@@ -43,8 +44,9 @@ def answers(zoo: Zoo, sampling: SamplingParams) -> list[object]:
     step, found = batch(Row(0, 0, len(PROMPT)), admits=[admit]), []
     for number in range(NUM_TOKENS):
         result = bench.runner.execute(step, 1 + number)
-        told = result.logprobs
+        told, of_prompt = result.logprobs, result.prompt_logprobs
         found.append((int(result.token[0]), None if told is None else len(told.top)))
+        found.append(None if of_prompt is None else len(of_prompt.columns.top))
         step = batch(Row(0, len(PROMPT) + number))
     return found
 

@@ -358,7 +358,7 @@ class Rig:
         entries = zip(
             told.handle.tolist(), told.offset.tolist(), told.columns.entries(), strict=True
         )
-        for handle, offset, (chosen, ids, values) in entries:
+        for handle, offset, (chosen, ids, values, _) in entries:
             before = self.logprobs[handle]
             assert self.num_prior_of(handle) + len(before) == offset, "missing or twice"
             assert offset < len(self.outputs[handle]), "log probabilities before their token"

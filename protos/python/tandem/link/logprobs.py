@@ -18,11 +18,13 @@ class TokenLogprob(NamedTuple):
         logprob: Log probability of the token itself.
         top_token_ids: Likeliest ids, best first, the lower id first on ties.
         top_logprobs: Log probabilities of these ids.
+        rank: Place of the token among all ids, from 1; 0 where it is not told, as for outputs.
     """
 
     logprob: float
     top_token_ids: list[int]
     top_logprobs: list[float]
+    rank: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,3 +84,39 @@ class LogprobColumns:
         found = self.select(kept[self.row])
         found.row = (np.cumsum(kept, dtype=np.int32) - 1)[found.row]
         return found
+
+
+@dataclass(slots=True, kw_only=True)
+class PromptLogprobColumns:
+    """
+    Logprobs of the prompt tokens that a step predicted, one entry each; rows in batch order, tokens
+    of a row in order.
+
+    Attributes:
+        slot: int32 ``[Q]``, slot of the row.
+        generation: uint32 ``[Q]``, generation of the request that the slot held.
+        position: int32 ``[Q]``, position of the prompt token, at least 1.
+        rank: int32 ``[Q]``, its place among all ids by log probability, from 1.
+        columns: Its log probability and those of the likeliest ids; `row` counts the entries.
+    """
+
+    slot: NDArray[np.int32]
+    generation: NDArray[np.uint32]
+    position: NDArray[np.int32]
+    rank: NDArray[np.int32]
+    columns: LogprobColumns
+
+    def __len__(self) -> int:
+        return len(self.slot)
+
+    def select(self, entries: NDArray[np.intp] | NDArray[np.bool_]) -> PromptLogprobColumns:
+        """Return some of the entries, by index or by mask ``[Q]``."""
+        columns = self.columns.select(entries)
+        columns.row = np.arange(len(columns.chosen), dtype=np.int32)
+        return PromptLogprobColumns(
+            slot=self.slot[entries],
+            generation=self.generation[entries],
+            position=self.position[entries],
+            rank=self.rank[entries],
+            columns=columns,
+        )

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from tandem.link.batch import Float32Column, Int32Column, UInt32Column
-from tandem.link.logprobs import LogprobColumns
+from tandem.link.logprobs import LogprobColumns, PromptLogprobColumns
 
 
 class RowErrorKind(enum.Enum):
@@ -44,7 +44,8 @@ class StepResult:
 
     `position` is the token's index in its sequence, so a late result can always be attributed.
     `margin` (float32) is present only if the runner was told to collect it, `logprobs` only if a
-    row asked for its log probabilities. `graph` is the number of tokens, with padding, of the CUDA
+    row asked for its log probabilities, `prompt_logprobs` only if a row computed a position whose
+    prompt token is asked for. `graph` is the number of tokens, with padding, of the CUDA
     graph that ran; 0 if none did.
     """
 
@@ -60,6 +61,7 @@ class StepResult:
     device_memory_bytes: int = 0
     margin: Float32Column | None = None
     logprobs: LogprobColumns | None = None
+    prompt_logprobs: PromptLogprobColumns | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.executor.v1 import session_pb2 as tandem_dot_executor_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftandem/executor/v1/result.proto\x12\x12tandem.executor.v1\x1a tandem/executor/v1/session.proto\"\xff\x01\n\x0f\x45xecuteResponse\x12\x30\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x1c.tandem.executor.v1.AttachedH\x00\x12\x35\n\x06result\x18\x02 \x01(\x0b\x32#.tandem.executor.v1.ExecutionResultH\x00\x12\x35\n\x0bstep_failed\x18\x03 \x01(\x0b\x32\x1e.tandem.executor.v1.StepFailedH\x00\x12\x32\n\theartbeat\x18\x04 \x01(\x0b\x32\x1d.tandem.executor.v1.HeartbeatH\x00\x12\r\n\x05\x63rc32\x18\x0f \x01(\x07\x42\t\n\x07message\"\xf7\x02\n\x0f\x45xecutionResult\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x0c\n\x04slot\x18\x03 \x01(\x0c\x12\x12\n\ngeneration\x18\x04 \x01(\x0c\x12\x10\n\x08position\x18\x05 \x01(\x0c\x12\r\n\x05token\x18\x06 \x01(\x0c\x12\x30\n\nrow_errors\x18\x07 \x03(\x0b\x32\x1c.tandem.executor.v1.RowError\x12\x30\n\x07timings\x18\x08 \x01(\x0b\x32\x1f.tandem.executor.v1.StepTimings\x12\x1b\n\x13\x64\x65vice_memory_bytes\x18\n \x01(\x04\x12\x0e\n\x06margin\x18\x0b \x01(\x0c\x12\x34\n\x08logprobs\x18\x0c \x01(\x0b\x32\".tandem.executor.v1.LogprobColumns\x12\x1d\n\x10graph_num_tokens\x18\r \x01(\rH\x00\x88\x01\x01\x42\x13\n\x11_graph_num_tokensJ\x04\x08\t\x10\n\"`\n\x0eLogprobColumns\x12\x0b\n\x03row\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63hosen\x18\x02 \x01(\x0c\x12\x11\n\ttop_start\x18\x03 \x01(\x0c\x12\x11\n\ttop_token\x18\x04 \x01(\x0c\x12\x0b\n\x03top\x18\x05 \x01(\x0c\"m\n\x08RowError\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12.\n\x04kind\x18\x03 \x01(\x0e\x32 .tandem.executor.v1.RowErrorKind\x12\x0f\n\x07message\x18\x04 \x01(\t\"Y\n\x0bStepTimings\x12\x11\n\tqueued_ns\x18\x01 \x01(\x04\x12\x12\n\nforward_ns\x18\x02 \x01(\x04\x12\x11\n\tsample_ns\x18\x03 \x01(\x04\x12\x10\n\x08total_ns\x18\x04 \x01(\x04\"_\n\nStepFailed\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x0e\n\x06sticky\x18\x05 \x01(\x08*x\n\x0cRowErrorKind\x12\x1e\n\x1aROW_ERROR_KIND_UNSPECIFIED\x10\x00\x12!\n\x1dROW_ERROR_KIND_INVALID_LOGITS\x10\x01\x12%\n!ROW_ERROR_KIND_TOKEN_OUT_OF_RANGE\x10\x02\x42p\n\x15io.tandem.executor.v1P\x01Z@github.com/tandem-serve/tandem/clients/go/executor/v1;executorv1\xaa\x02\x12Tandem.Executor.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftandem/executor/v1/result.proto\x12\x12tandem.executor.v1\x1a tandem/executor/v1/session.proto\"\xff\x01\n\x0f\x45xecuteResponse\x12\x30\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x1c.tandem.executor.v1.AttachedH\x00\x12\x35\n\x06result\x18\x02 \x01(\x0b\x32#.tandem.executor.v1.ExecutionResultH\x00\x12\x35\n\x0bstep_failed\x18\x03 \x01(\x0b\x32\x1e.tandem.executor.v1.StepFailedH\x00\x12\x32\n\theartbeat\x18\x04 \x01(\x0b\x32\x1d.tandem.executor.v1.HeartbeatH\x00\x12\r\n\x05\x63rc32\x18\x0f \x01(\x07\x42\t\n\x07message\"\xba\x03\n\x0f\x45xecutionResult\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x0c\n\x04slot\x18\x03 \x01(\x0c\x12\x12\n\ngeneration\x18\x04 \x01(\x0c\x12\x10\n\x08position\x18\x05 \x01(\x0c\x12\r\n\x05token\x18\x06 \x01(\x0c\x12\x30\n\nrow_errors\x18\x07 \x03(\x0b\x32\x1c.tandem.executor.v1.RowError\x12\x30\n\x07timings\x18\x08 \x01(\x0b\x32\x1f.tandem.executor.v1.StepTimings\x12\x1b\n\x13\x64\x65vice_memory_bytes\x18\n \x01(\x04\x12\x0e\n\x06margin\x18\x0b \x01(\x0c\x12\x34\n\x08logprobs\x18\x0c \x01(\x0b\x32\".tandem.executor.v1.LogprobColumns\x12\x1d\n\x10graph_num_tokens\x18\r \x01(\rH\x00\x88\x01\x01\x12\x41\n\x0fprompt_logprobs\x18\x0e \x01(\x0b\x32(.tandem.executor.v1.PromptLogprobColumnsB\x13\n\x11_graph_num_tokensJ\x04\x08\t\x10\n\"`\n\x0eLogprobColumns\x12\x0b\n\x03row\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63hosen\x18\x02 \x01(\x0c\x12\x11\n\ttop_start\x18\x03 \x01(\x0c\x12\x11\n\ttop_token\x18\x04 \x01(\x0c\x12\x0b\n\x03top\x18\x05 \x01(\x0c\"\x9b\x01\n\x14PromptLogprobColumns\x12\x0c\n\x04slot\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\x0c\x12\x10\n\x08position\x18\x03 \x01(\x0c\x12\x0e\n\x06\x63hosen\x18\x04 \x01(\x0c\x12\x0c\n\x04rank\x18\x05 \x01(\x0c\x12\x11\n\ttop_start\x18\x06 \x01(\x0c\x12\x11\n\ttop_token\x18\x07 \x01(\x0c\x12\x0b\n\x03top\x18\x08 \x01(\x0c\"m\n\x08RowError\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12.\n\x04kind\x18\x03 \x01(\x0e\x32 .tandem.executor.v1.RowErrorKind\x12\x0f\n\x07message\x18\x04 \x01(\t\"Y\n\x0bStepTimings\x12\x11\n\tqueued_ns\x18\x01 \x01(\x04\x12\x12\n\nforward_ns\x18\x02 \x01(\x04\x12\x11\n\tsample_ns\x18\x03 \x01(\x04\x12\x10\n\x08total_ns\x18\x04 \x01(\x04\"_\n\nStepFailed\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x0e\n\x06sticky\x18\x05 \x01(\x08*x\n\x0cRowErrorKind\x12\x1e\n\x1aROW_ERROR_KIND_UNSPECIFIED\x10\x00\x12!\n\x1dROW_ERROR_KIND_INVALID_LOGITS\x10\x01\x12%\n!ROW_ERROR_KIND_TOKEN_OUT_OF_RANGE\x10\x02\x42p\n\x15io.tandem.executor.v1P\x01Z@github.com/tandem-serve/tandem/clients/go/executor/v1;executorv1\xaa\x02\x12Tandem.Executor.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,18 +33,20 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.executor.v1.result_p
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\025io.tandem.executor.v1P\001Z@github.com/tandem-serve/tandem/clients/go/executor/v1;executorv1\252\002\022Tandem.Executor.V1'
-  _globals['_ROWERRORKIND']._serialized_start=1122
-  _globals['_ROWERRORKIND']._serialized_end=1242
+  _globals['_ROWERRORKIND']._serialized_start=1347
+  _globals['_ROWERRORKIND']._serialized_end=1467
   _globals['_EXECUTERESPONSE']._serialized_start=90
   _globals['_EXECUTERESPONSE']._serialized_end=345
   _globals['_EXECUTIONRESULT']._serialized_start=348
-  _globals['_EXECUTIONRESULT']._serialized_end=723
-  _globals['_LOGPROBCOLUMNS']._serialized_start=725
-  _globals['_LOGPROBCOLUMNS']._serialized_end=821
-  _globals['_ROWERROR']._serialized_start=823
-  _globals['_ROWERROR']._serialized_end=932
-  _globals['_STEPTIMINGS']._serialized_start=934
-  _globals['_STEPTIMINGS']._serialized_end=1023
-  _globals['_STEPFAILED']._serialized_start=1025
-  _globals['_STEPFAILED']._serialized_end=1120
+  _globals['_EXECUTIONRESULT']._serialized_end=790
+  _globals['_LOGPROBCOLUMNS']._serialized_start=792
+  _globals['_LOGPROBCOLUMNS']._serialized_end=888
+  _globals['_PROMPTLOGPROBCOLUMNS']._serialized_start=891
+  _globals['_PROMPTLOGPROBCOLUMNS']._serialized_end=1046
+  _globals['_ROWERROR']._serialized_start=1048
+  _globals['_ROWERROR']._serialized_end=1157
+  _globals['_STEPTIMINGS']._serialized_start=1159
+  _globals['_STEPTIMINGS']._serialized_end=1248
+  _globals['_STEPFAILED']._serialized_start=1250
+  _globals['_STEPFAILED']._serialized_end=1345
 # @@protoc_insertion_point(module_scope)

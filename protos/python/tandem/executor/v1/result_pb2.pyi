@@ -32,7 +32,7 @@ class ExecuteResponse(_message.Message):
     def __init__(self, attached: _Optional[_Union[_session_pb2.Attached, _Mapping]] = ..., result: _Optional[_Union[ExecutionResult, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., heartbeat: _Optional[_Union[_session_pb2.Heartbeat, _Mapping]] = ..., crc32: _Optional[int] = ...) -> None: ...
 
 class ExecutionResult(_message.Message):
-    __slots__ = ("boot_id", "step_id", "slot", "generation", "position", "token", "row_errors", "timings", "device_memory_bytes", "margin", "logprobs", "graph_num_tokens")
+    __slots__ = ("boot_id", "step_id", "slot", "generation", "position", "token", "row_errors", "timings", "device_memory_bytes", "margin", "logprobs", "graph_num_tokens", "prompt_logprobs")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class ExecutionResult(_message.Message):
     MARGIN_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     GRAPH_NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     boot_id: str
     step_id: int
     slot: bytes
@@ -57,7 +58,8 @@ class ExecutionResult(_message.Message):
     margin: bytes
     logprobs: LogprobColumns
     graph_num_tokens: int
-    def __init__(self, boot_id: _Optional[str] = ..., step_id: _Optional[int] = ..., slot: _Optional[bytes] = ..., generation: _Optional[bytes] = ..., position: _Optional[bytes] = ..., token: _Optional[bytes] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., device_memory_bytes: _Optional[int] = ..., margin: _Optional[bytes] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., graph_num_tokens: _Optional[int] = ...) -> None: ...
+    prompt_logprobs: PromptLogprobColumns
+    def __init__(self, boot_id: _Optional[str] = ..., step_id: _Optional[int] = ..., slot: _Optional[bytes] = ..., generation: _Optional[bytes] = ..., position: _Optional[bytes] = ..., token: _Optional[bytes] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., device_memory_bytes: _Optional[int] = ..., margin: _Optional[bytes] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., graph_num_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobColumns, _Mapping]] = ...) -> None: ...
 
 class LogprobColumns(_message.Message):
     __slots__ = ("row", "chosen", "top_start", "top_token", "top")
@@ -72,6 +74,26 @@ class LogprobColumns(_message.Message):
     top_token: bytes
     top: bytes
     def __init__(self, row: _Optional[bytes] = ..., chosen: _Optional[bytes] = ..., top_start: _Optional[bytes] = ..., top_token: _Optional[bytes] = ..., top: _Optional[bytes] = ...) -> None: ...
+
+class PromptLogprobColumns(_message.Message):
+    __slots__ = ("slot", "generation", "position", "chosen", "rank", "top_start", "top_token", "top")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    TOP_START_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    slot: bytes
+    generation: bytes
+    position: bytes
+    chosen: bytes
+    rank: bytes
+    top_start: bytes
+    top_token: bytes
+    top: bytes
+    def __init__(self, slot: _Optional[bytes] = ..., generation: _Optional[bytes] = ..., position: _Optional[bytes] = ..., chosen: _Optional[bytes] = ..., rank: _Optional[bytes] = ..., top_start: _Optional[bytes] = ..., top_token: _Optional[bytes] = ..., top: _Optional[bytes] = ...) -> None: ...
 
 class RowError(_message.Message):
     __slots__ = ("slot", "generation", "kind", "message")

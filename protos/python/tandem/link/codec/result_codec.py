@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tandem.executor.v1 import result_pb2
 from tandem.link.batch import Int32Column
 from tandem.link.codec.fields import (
@@ -14,7 +16,7 @@ from tandem.link.codec.fields import (
     raw_column,
     read_column,
 )
-from tandem.link.logprobs import LogprobColumns
+from tandem.link.logprobs import LogprobColumns, PromptLogprobColumns
 from tandem.link.results import RowError, RowErrorKind, StepResult, StepTimings
 
 
@@ -47,6 +49,8 @@ def write_result(result: StepResult, message: result_pb2.ExecutionResult) -> Non
         message.margin = raw_column(result.margin, FLOAT32)
     if result.logprobs is not None:
         _write_logprobs(result.logprobs, message.logprobs)
+    if result.prompt_logprobs is not None:
+        _write_prompt_logprobs(result.prompt_logprobs, message.prompt_logprobs)
 
 
 def read_result(message: result_pb2.ExecutionResult) -> StepResult:
@@ -88,6 +92,11 @@ def read_result(message: result_pb2.ExecutionResult) -> StepResult:
         device_memory_bytes=message.device_memory_bytes,
         margin=margin,
         logprobs=_read_logprobs(message.logprobs, slot) if message.HasField("logprobs") else None,
+        prompt_logprobs=(
+            _read_prompt_logprobs(message.prompt_logprobs)
+            if message.HasField("prompt_logprobs")
+            else None
+        ),
     )
 
 
@@ -109,12 +118,56 @@ def _read_logprobs(message: result_pb2.LogprobColumns, slot: Int32Column) -> Log
         top_token=read_column(message.top_token, INT32, f"{field}.top_token"),
         top=read_column(message.top, FLOAT32, f"{field}.top"),
     )
-    row, start = columns.row, columns.top_start
+    row = columns.row
     check_length(columns.chosen, len(row), f"{field}.chosen")
-    check_length(start, len(row) + 1, f"{field}.top_start")
-    check_length(columns.top, len(columns.top_token), f"{field}.top")
+    _check_tops(columns, len(row), field)
     if len(row) and (row[0] < 0 or row[-1] >= len(slot) or (row[1:] <= row[:-1]).any()):
         raise malformed(f"{field}.row", "is not ascending rows of the result")
+    return columns
+
+
+def _check_tops(columns: LogprobColumns, count: int, field: str) -> None:
+    """Check that the likeliest ids are divided among `count` entries."""
+    start = columns.top_start
+    check_length(start, count + 1, f"{field}.top_start")
+    check_length(columns.top, len(columns.top_token), f"{field}.top")
     if start[0] != 0 or start[-1] != len(columns.top) or (start[1:] < start[:-1]).any():
         raise malformed(f"{field}.top_start", "does not divide the entries")
-    return columns
+
+
+def _write_prompt_logprobs(
+    told: PromptLogprobColumns, message: result_pb2.PromptLogprobColumns
+) -> None:
+    message.SetInParent()
+    message.slot = raw_column(told.slot, INT32)
+    message.generation = raw_column(told.generation, UINT32)
+    message.position = raw_column(told.position, INT32)
+    message.rank = raw_column(told.rank, INT32)
+    message.chosen = raw_column(told.columns.chosen, FLOAT32)
+    message.top_start = raw_column(told.columns.top_start, INT32)
+    message.top_token = raw_column(told.columns.top_token, INT32)
+    message.top = raw_column(told.columns.top, FLOAT32)
+
+
+def _read_prompt_logprobs(message: result_pb2.PromptLogprobColumns) -> PromptLogprobColumns:
+    field = "result.prompt_logprobs"
+    slot = read_column(message.slot, INT32, f"{field}.slot")
+    count = len(slot)
+    told = PromptLogprobColumns(
+        slot=slot,
+        generation=read_column(message.generation, UINT32, f"{field}.generation"),
+        position=read_column(message.position, INT32, f"{field}.position"),
+        rank=read_column(message.rank, INT32, f"{field}.rank"),
+        columns=LogprobColumns(
+            row=np.arange(count, dtype=np.int32),
+            chosen=read_column(message.chosen, FLOAT32, f"{field}.chosen"),
+            top_start=read_column(message.top_start, INT32, f"{field}.top_start"),
+            top_token=read_column(message.top_token, INT32, f"{field}.top_token"),
+            top=read_column(message.top, FLOAT32, f"{field}.top"),
+        ),
+    )
+    for name in ("generation", "position", "rank"):
+        check_length(getattr(told, name), count, f"{field}.{name}")
+    check_length(told.columns.chosen, count, f"{field}.chosen")
+    _check_tops(told.columns, count, field)
+    return told
