@@ -112,6 +112,11 @@ class _Redecoding:
         del token_ids
         return None
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return the bytes that a token would add; half a character is U+FFFD."""
+        before = self._tokenizer.decode(self._ids)
+        return self._tokenizer.decode([*self._ids, token_id]).removeprefix(before).encode()
+
     def flush(self) -> str:
         """End the output, and return the rest of the text, which was not certain."""
         return self._tokenizer.decode(self._ids)[len(self._told) :]

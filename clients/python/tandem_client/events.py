@@ -79,13 +79,16 @@ class TokenLogprobs:
     """
     Natural log probability of a token by the model itself; `top` has (id, logprob) of the likeliest
     tokens, best first. `text` and `top_texts` are texts of single tokens, for display; they are
-    empty if the server sends none.
+    empty if the server sends none. `token_bytes` and `top_token_bytes` are what the tokens add, or
+    would have added, to the UTF-8 of the output, where `token_bytes` was asked for.
     """
 
     logprob: float
     top: tuple[tuple[int, float], ...]
     text: str = ""
     top_texts: tuple[str, ...] = ()
+    token_bytes: bytes = b""
+    top_token_bytes: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,6 +306,8 @@ def _logprobs(message: stream_pb2.Delta | inference.Completion) -> tuple[TokenLo
             top=tuple(zip(one.top_token_ids, one.top_logprobs, strict=True)),
             text=one.text,
             top_texts=tuple(one.top_texts),
+            token_bytes=one.token_bytes,
+            top_token_bytes=tuple(one.top_token_bytes),
         )
         for one in message.logprobs
     )

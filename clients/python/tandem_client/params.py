@@ -84,6 +84,8 @@ class GenerateOptions(PromptOptions, total=False):
         cache_salt: Salt of the prefix cache; only requests with the same salt share cached prompts.
         logprobs: Number of likeliest tokens, 0 to 20, that are returned with each token's log
             probability.
+        token_bytes: True: the bytes of each token, and of the likeliest ones, are returned with
+            the log probabilities, so that characters split over tokens can be put together.
         omit_text: True: outputs have ids only.
         omit_token_ids: True: outputs have text only. A stream without ids is not resumed once
             output began.
@@ -119,6 +121,7 @@ class GenerateOptions(PromptOptions, total=False):
     tenant: str | None
     cache_salt: str | None
     logprobs: int | None
+    token_bytes: bool | None
     omit_text: bool | None
     omit_token_ids: bool | None
     min_delta_interval_s: float | None

@@ -18,6 +18,7 @@ from scheduler_svc.frontend.request.lengths import (
     longest_total,
 )
 from scheduler_svc.frontend.request.prompt import encode_prompt
+from scheduler_svc.frontend.request.response import check_text_options
 from scheduler_svc.frontend.request.resume import check_resume, start_choices
 from scheduler_svc.frontend.request.sampling import sampling_message
 from scheduler_svc.frontend.request.validation import (
@@ -140,6 +141,7 @@ async def prepare_request(
     """
     model = loaded.model
     params = check_params(request, model, choose_seed=lambda: secrets.randbits(SEED_BITS))
+    check_text_options(request.response, has_tokenizer=loaded.text.has_tokenizer)
     prompt_field = check_prompt_shape(request)
     prompt = await encode_prompt(request, loaded, threads)
     fit = _fit(request, params, model, len(prompt), prompt_field)
@@ -227,6 +229,7 @@ async def _starts(
             stops=params.stop,
             end_token_ids=end_token_ids,
             min_tokens=params.sampling.min_tokens,
+            tells_bytes=request.response.token_bytes,
         )
 
     if not request.HasField("resume"):

@@ -12,13 +12,15 @@ from tandem.inference.v1.inference_service_pb2 import GenerateRequest
 from tandem.sampling_params import MAX_LOGPROBS
 
 MAX_DELTA_INTERVAL_S = 10.0
-_NEEDS_CAPABILITY = ("prompt_logprobs", "logprob_token_ids", "token_bytes", "parse_output")
-"""Options that have a capability of the same name."""
+_NEEDS_CAPABILITY = ("prompt_logprobs", "logprob_token_ids", "parse_output")
+"""Options that have a capability of the same name, which no server of this release has."""
 
 
 def capabilities(*, has_tokenizer: bool, has_chat_template: bool) -> model_pb2.ModelCapabilities:
     """Return what this server can do for a model."""
-    return model_pb2.ModelCapabilities(text=has_tokenizer, chat=has_chat_template, logprobs=True)
+    return model_pb2.ModelCapabilities(
+        text=has_tokenizer, chat=has_chat_template, logprobs=True, token_bytes=has_tokenizer
+    )
 
 
 def check_response(request: GenerateRequest) -> None:
@@ -38,7 +40,23 @@ def check_response(request: GenerateRequest) -> None:
     _check_values(response)
 
 
+def check_text_options(response: request_pb2.ResponseOptions, *, has_tokenizer: bool) -> None:
+    """
+    Check that nothing is asked for that only a model with a tokenizer can tell.
+
+    Raises:
+        FeatureUnsupported: An option needs a tokenizer, and the model has none.
+    """
+    if response.token_bytes and not has_tokenizer:
+        raise _unsupported("token_bytes", "response.token_bytes")
+
+
 def _check_values(response: request_pb2.ResponseOptions) -> None:
+    if response.token_bytes and not response.HasField("logprobs"):
+        raise InvalidParameter(
+            "token_bytes needs logprobs, which tells the tokens one by one: set it, to 0 at least.",
+            field="response.token_bytes",
+        )
     if response.logprobs > MAX_LOGPROBS:
         raise InvalidParameter(
             f"logprobs must be in [0, {MAX_LOGPROBS}], got {response.logprobs}.",

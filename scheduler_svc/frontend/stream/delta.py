@@ -6,10 +6,11 @@ directly: building the message first costs twice as much.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import repeat
 from typing import NamedTuple
 
-from scheduler_svc.frontend.text.output import OutputChunk
+from scheduler_svc.frontend.text.output import OutputChunk, TokenBytes
 from tandem.inference.v1.inference_service_pb2 import GenerateResponse
 from tandem.inference.v1.stream_pb2 import Delta, TokenLogprobs
 from tandem.link.codec.varint import LENGTH_DELIMITED, VARINT, tag, varint
@@ -19,6 +20,7 @@ _CHOICE = tag(Delta, "choice", VARINT)
 _OFFSET = tag(Delta, "first_token_offset", VARINT)
 _IDS = tag(Delta, "token_ids", LENGTH_DELIMITED)
 _TEXT = tag(Delta, "text", LENGTH_DELIMITED)
+_NO_BYTES = TokenBytes(b"", [])
 
 
 def _no_text(_token_id: int) -> str:
@@ -60,6 +62,7 @@ class OutputDelta(NamedTuple):
 def logprobs_of(delta: OutputDelta) -> list[TokenLogprobs]:
     """Return the logprobs of each token; empty if the request did not ask for them."""
     chunk, text_of = delta.chunk, delta.text_of
+    raws: Iterable[TokenBytes] = chunk.token_bytes or repeat(_NO_BYTES)
     return [
         TokenLogprobs(
             logprob=logprob,
@@ -67,10 +70,12 @@ def logprobs_of(delta: OutputDelta) -> list[TokenLogprobs]:
             top_logprobs=top_logprobs,
             text=text_of(token_id),
             top_texts=[text_of(one) for one in top_token_ids],
+            token_bytes=raw.chosen,
+            top_token_bytes=raw.top,
         )
-        # There are as many logprobs as tokens, or none.
-        for token_id, (logprob, top_token_ids, top_logprobs, _) in zip(
-            chunk.token_ids, chunk.logprobs, strict=False
+        # There are as many logprobs, and bytes, as tokens, or none.
+        for token_id, (logprob, top_token_ids, top_logprobs, _), raw in zip(
+            chunk.token_ids, chunk.logprobs, raws, strict=False
         )
     ]
 

@@ -66,6 +66,9 @@ class Detokenizer(Protocol):
         much cheaper than one token at a time.
         """
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return the bytes that a token would add to the output if it were the next one."""
+
     def flush(self) -> str:
         """End the output and return the text that is still open, with U+FFFD for invalid bytes."""
 
@@ -82,6 +85,11 @@ class NoText:
         """Return an empty text."""
         del token_ids
         return ""
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return no bytes."""
+        del token_id
+        return b""
 
     def flush(self) -> str:
         """Return an empty text, as no text is ever open."""
@@ -143,6 +151,10 @@ class ByteDetokenizer:
     def _is_open(self) -> bool:
         return bool(self._state()[0])
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return the bytes that a token would add to the output if it were the next one."""
+        return self._pieces[token_id].raw
+
     def flush(self) -> str:
         """End the output and return one U+FFFD if a code point is incomplete."""
         self._open = False
@@ -188,6 +200,14 @@ class PieceDetokenizer:
             return None
         return "".join(cast("list[str]", texts))
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return the bytes that a token would add to the output if it were the next one."""
+        piece = self._pieces[token_id]
+        raw = bytes((piece,)) if isinstance(piece, int) else piece.encode()
+        # Byte tokens that are open may be spaces that will be dropped first.
+        left = 0 if self._run.strip(b" ") else max(0, self._strip_spaces - len(self._run))
+        return raw[min(left, len(raw) - len(raw.lstrip(b" "))) :]
+
     def flush(self) -> str:
         """End the output and return the text of an open run of byte tokens."""
         run, self._run = self._run, bytearray()
@@ -229,6 +249,11 @@ class MetaspaceDetokenizer:
         pieces = self._pieces
         return "".join([pieces[token_id] for token_id in token_ids])
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return the bytes that a token would add to the output if it were the next one."""
+        piece = self._pieces[token_id]
+        return (piece.replace(" ", "") if self._drop_space else piece).encode()
+
     def flush(self) -> str:
         """Return an empty text, as no text is ever open."""
         return ""
@@ -266,6 +291,11 @@ class WordDetokenizer:
             return None
         pieces = self._following
         return "".join([pieces[token_id] for token_id in token_ids])
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return the bytes that a token would add to the output if it were the next one."""
+        pieces = self._first if self._is_first else self._following
+        return pieces[token_id].encode()
 
     def flush(self) -> str:
         """Return an empty text, as no text is ever open."""

@@ -19,6 +19,16 @@ from tandem.link.batch import Int32Column
 from tandem.link.logprobs import TokenLogprob
 
 
+class TokenBytes(NamedTuple):
+    """
+    Bytes that a token adds to the output, and those that each of the likeliest ids in its
+    `TokenLogprob` would have added.
+    """
+
+    chosen: bytes
+    top: list[bytes]
+
+
 class OutputChunk(NamedTuple):
     """Tokens that are released together, with all of their text."""
 
@@ -27,6 +37,8 @@ class OutputChunk(NamedTuple):
     text: str
     logprobs: Sequence[TokenLogprob] = ()
     """Logprobs of each token, if the tokens were pushed with them."""
+    token_bytes: Sequence[TokenBytes] = ()
+    """Bytes of each token, if the tokens were pushed with logprobs and their bytes are told."""
 
 
 class OutputText:
@@ -49,6 +61,7 @@ class OutputText:
         stops: Sequence[str],
         end_token_ids: frozenset[int],
         min_tokens: int = 0,
+        tells_bytes: bool = False,
     ) -> None:
         """
         Start one output.
@@ -59,13 +72,16 @@ class OutputText:
             end_token_ids: Tokens that end the output and have no text in it.
             min_tokens: Number of first tokens with which a stop string may be complete without
                 ending the output.
+            tells_bytes: True if the bytes of tokens are released with their logprobs.
         """
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops) if stops else None
         self._end_token_ids = end_token_ids
         self._min_tokens = min_tokens
+        self._tells_bytes = tells_bytes
         self._ids: list[int] = []  # not yet released
         self._logprobs: list[TokenLogprob] = []  # of `_ids`, or none
+        self._bytes: list[TokenBytes] = []  # of `_ids`, or none
         self._text = ""  # certain, not yet released
         self._num_released_tokens = 0
         self._num_released_chars = 0
@@ -103,6 +119,9 @@ class OutputText:
         self._ids.append(token_id)
         if logprob is not None:
             self._logprobs.append(logprob)
+            if self._tells_bytes:
+                top = [self._bytes_of(one) for one in logprob.top_token_ids]
+                self._bytes.append(TokenBytes(self._bytes_of(token_id), top))
         self.num_tokens += 1
         if token_id in self._end_token_ids:
             self._grow(self._detokenizer.flush(), self.num_tokens - 1)
@@ -161,6 +180,9 @@ class OutputText:
         self._mark(self.num_tokens)
         return True
 
+    def _bytes_of(self, token_id: int) -> bytes:
+        return b"" if token_id in self._end_token_ids else self._detokenizer.bytes_of(token_id)
+
     def _grow(self, text: str, num_tokens: int) -> None:
         """Add text that became certain with token number `num_tokens`."""
         if not text or self.stopped is not None:
@@ -178,6 +200,7 @@ class OutputText:
         self.num_tokens = num_tokens
         del self._ids[num_tokens - self._num_released_tokens :]
         del self._logprobs[num_tokens - self._num_released_tokens :]
+        del self._bytes[num_tokens - self._num_released_tokens :]
         self._boundaries.clear()
         self._boundaries.append((num_tokens, start))
 
@@ -199,9 +222,11 @@ class OutputText:
             token_ids=self._ids[:tokens],
             text=self._text[:chars],
             logprobs=self._logprobs[:tokens],
+            token_bytes=self._bytes[:tokens],
         )
         del self._ids[:tokens]
         del self._logprobs[:tokens]
+        del self._bytes[:tokens]
         self._text = self._text[chars:]
         self._num_released_tokens, self._num_released_chars = num_tokens, num_chars
         return chunk

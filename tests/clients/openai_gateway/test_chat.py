@@ -54,7 +54,9 @@ class TestWhole:
         """
         first = ask(client, logprobs=True, top_logprobs=2).choices[0].logprobs.content[0]
         assert ("T", -ord("T") / 64, [ord("T")]) == (first.token, first.logprob, first.bytes)
-        assert [("T", 0.0), ("U", -1.0)] == [(one.token, one.logprob) for one in first.top_logprobs]
+        assert [("T", 0.0, [ord("T")]), ("U", -1.0, [ord("U")])] == [
+            (one.token, one.logprob, one.bytes) for one in first.top_logprobs
+        ]
 
     def test_no_logprobs_unless_asked(self, client):
         """

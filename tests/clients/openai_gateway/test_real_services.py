@@ -71,6 +71,16 @@ class TestOpenAI:
         assert [one.logprob for one in expected.logprobs] == found.token_logprobs
         assert [one.text for one in expected.logprobs] == found.tokens
 
+    def test_bytes_of_tokens_are_the_text(self, client):
+        """
+        Bytes of a chat's tokens, joined, are the text, characters that tokens split included.
+        """
+        choice = client.chat.completions.create(
+            model=MODEL, messages=HI, max_completion_tokens=24, seed=3, logprobs=True
+        ).choices[0]
+        told = [byte for one in choice.logprobs.content for byte in one.bytes or []]
+        assert choice.message.content == bytes(told).decode(errors="replace")
+
     def test_stream_is_the_whole(self, client):
         """
         A stream with a seed has the text of the whole answer, and the usage at its end.

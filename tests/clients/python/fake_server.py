@@ -129,6 +129,7 @@ def logprobs_of(
     if not request.response.HasField("logprobs"):
         return []
     places = range(request.response.logprobs)
+    tells_bytes = request.response.token_bytes
     return [
         stream_pb2.TokenLogprobs(
             logprob=-token_id / 64,
@@ -136,6 +137,8 @@ def logprobs_of(
             top_logprobs=[0.0 - place for place in places],
             text=chr(token_id),
             top_texts=[chr(token_id + place) for place in places],
+            token_bytes=chr(token_id).encode() if tells_bytes else b"",
+            top_token_bytes=[chr(token_id + one).encode() for one in places] * tells_bytes,
         )
         for token_id in token_ids
     ]

@@ -52,6 +52,31 @@ def told(events) -> tuple[TokenLogprobs, ...]:
     return tuple(found)
 
 
+class TestBytes:
+    def test_bytes_are_returned_where_they_are_asked_for(self, client):
+        """
+        With token_bytes each entry has the bytes of its token and of the likeliest ones.
+        """
+        events = list(client.generate("hi", logprobs=2, token_bytes=True))
+        assert [(chr(one).encode(), (chr(one).encode(), chr(one + 1).encode())) for one in IDS] == [
+            (one.token_bytes, one.top_token_bytes) for one in told(events)
+        ]
+        assert ANSWER.encode() == b"".join(one.token_bytes for one in told(events))
+
+    def test_json_has_bytes_as_numbers_where_they_are_asked_for(self, client):
+        """
+        JSON, which has no bytes, gets lists of numbers; what was not asked for is not there.
+        """
+        asked = json.loads(
+            json.dumps(json_of(client.complete("hi", logprobs=1, token_bytes=True)))
+        )["logprobs"]
+        assert [([one], [[one]]) for one in IDS] == [
+            (one["token_bytes"], one["top_token_bytes"]) for one in asked
+        ]
+        plain = json_of(client.complete("hi", logprobs=1))["logprobs"]
+        assert not any("token_bytes" in one or "top_token_bytes" in one for one in plain)
+
+
 class TestRequest:
     def test_every_option_has_its_field(self):
         """

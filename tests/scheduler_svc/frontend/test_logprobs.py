@@ -18,11 +18,9 @@ IDS = TOKENIZER.encode("one two three", add_special_tokens=False).ids
 TOLD = [(-0.5 * place, [(place, -0.25), (9, -8.0)]) for place in range(len(IDS))]
 
 
-def output_of(*pieces: bytes, stops: tuple[str, ...] = (), min_tokens: int = 0) -> OutputText:
+def output_of(*pieces: bytes, stops: tuple[str, ...] = (), **options) -> OutputText:
     detokenizer = ByteDetokenizer({at: BytePiece.of(raw) for at, raw in enumerate(pieces)})
-    return OutputText(
-        detokenizer, stops=stops, end_token_ids=frozenset({99}), min_tokens=min_tokens
-    )
+    return OutputText(detokenizer, stops=stops, end_token_ids=frozenset({99}), **options)
 
 
 def released(output: OutputText, count: int) -> list[tuple[list[int], list[float]]]:
@@ -65,6 +63,45 @@ class TestRelease:
         output.go_on_after([0, 1])
         output.push(2, TokenLogprob(-3.0, [], []))
         assert [-3.0] == [one.logprob for one in output.finish().logprobs]
+
+
+class TestBytes:
+    def told(self, output: OutputText, ids: list[int], top: list[int]) -> list[tuple]:
+        """Return bytes of tokens and of the likeliest ids at each place."""
+        for token_id in ids:
+            output.push(token_id, TokenLogprob(-1.0, top, [-1.0] * len(top)))
+        chunk = output.finish()
+        assert len(chunk.token_ids) == len(chunk.token_bytes)
+        return [tuple(one) for one in chunk.token_bytes]
+
+    def test_each_token_and_alternative_has_its_own(self):
+        """
+        A character split over tokens is there in parts, beside what else could have been drawn.
+        """
+        output = output_of(b"\xe2", b"\x82\xac", b"c", tells_bytes=True)
+        assert [(b"\xe2", [b"c"]), (b"\x82\xac", [b"c"])] == self.told(output, [0, 1], [2])
+
+    def test_token_that_ends_the_output_has_none(self):
+        """
+        A token that ends the output has no text and no bytes, drawn or not.
+        """
+        output = output_of(b"a", tells_bytes=True)
+        assert [(b"a", [b""]), (b"", [b""])] == self.told(output, [0, 99], [99])
+
+    def test_stop_string_cuts_them_with_the_tokens(self):
+        """
+        Tokens that a stop string cuts off have no bytes; the one that completes it has all of its.
+        """
+        output = output_of(b"a", b"ST", b"OP!", b"more", stops=("STOP",), tells_bytes=True)
+        assert [(b"a", []), (b"ST", []), (b"OP!", [])] == self.told(output, [0, 1, 2, 3], [])
+
+    def test_they_go_on_after_what_was_sent(self):
+        """
+        A resumed output has bytes for the new tokens, as if it had never been broken.
+        """
+        output = output_of(b"\xe2", b"\x82\xac", b"c", tells_bytes=True)
+        output.go_on_after([0])
+        assert [(b"\x82\xac", [])] == self.told(output, [1], [])
 
 
 class TestMinTokens:
@@ -193,6 +230,23 @@ class TestThroughTheFrontend:
         end = ended(stream, FinishReason.MAX_TOKENS, len(IDS))
         await frontend.core.tokens(stream, 0, IDS, end=end)
         assert not any(message.delta.logprobs for message in await rest_of(call))
+
+    async def test_bytes_are_told_where_they_are_asked_for(self, frontend, stub):
+        """
+        With token_bytes each token has its bytes, which make up the text, and so have the likeliest
+        tokens; the last one is special and has none.
+        """
+        call, submit = await self.start(frontend, stub, response={"logprobs": 2, "token_bytes": 1})
+        stream = submit.stream_id
+        await frontend.core.accept_of(submit)
+        end = ended(stream, FinishReason.MAX_TOKENS, len(IDS))
+        told = logprobs_of(stream, 0, TOLD)
+        await frontend.core.tokens(stream, 0, IDS, logprobs=(told,), end=end)
+        entries = [one for message in await rest_of(call) for one in message.delta.logprobs]
+        assert b"one two three" == b"".join(one.token_bytes for one in entries)
+        assert [[TOKENIZER.decode([top_id]).encode() for top_id, _ in top] for _, top in TOLD] == [
+            list(one.top_token_bytes) for one in entries
+        ]
 
     async def test_complete_returns_them_whole(self, frontend, stub):
         """

@@ -10,11 +10,10 @@ from tandem_openai_gateway.upstream import TokenLogprobs
 
 LEAST = -9999.0
 """Log probability of a token that cannot be drawn: JSON has no infinity."""
-_UNDECODED = "\N{REPLACEMENT CHARACTER}"
 
 
 class TopLogprob(msgspec.Struct, kw_only=True):
-    """One of the likeliest tokens; `bytes` is null for a token that is a part of a character."""
+    """One of the likeliest tokens; `bytes` is null for a token that adds none, as special ones."""
 
     token: str
     logprob: float
@@ -52,10 +51,12 @@ def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> ChatLogprobs:
             ChatTokenLogprob(
                 token=one.text,
                 logprob=_finite(one.logprob),
-                bytes=_bytes(one.text),
+                bytes=_bytes(one.token_bytes),
                 top_logprobs=[
-                    TopLogprob(token=text, logprob=_finite(logprob), bytes=_bytes(text))
-                    for (_, logprob), text in zip(one.top, one.top_texts, strict=False)
+                    TopLogprob(token=text, logprob=_finite(logprob), bytes=_bytes(raw))
+                    for (_, logprob), text, raw in zip(
+                        one.top, one.top_texts, one.top_token_bytes, strict=False
+                    )
                 ],
             )
             for one in tokens
@@ -91,5 +92,5 @@ def _finite(logprob: float) -> float:
     return max(logprob, LEAST)
 
 
-def _bytes(text: str) -> list[int] | None:
-    return None if _UNDECODED in text else list(text.encode())
+def _bytes(raw: bytes) -> list[int] | None:
+    return list(raw) or None

@@ -65,6 +65,7 @@ def read_chat(body: bytes) -> Asked:
         raise ApiError(400, "messages must not be empty", param="messages", code="empty_prompt")
     options: dict[str, Any] = {
         "logprobs": _logprobs(fields),
+        "token_bytes": bool(fields.logprobs) or None,
         "tools": fields.tools or None,
         "template_args": fields.chat_template_kwargs or None,
         "add_generation_prompt": fields.add_generation_prompt,

@@ -239,7 +239,9 @@ class TestModel:
             told.default_stopping.max_tokens,
         )
         assert not defaults.HasField("seed")
-        assert told.capabilities == ModelCapabilities(text=True, chat=True, logprobs=True)
+        assert told.capabilities == ModelCapabilities(
+            text=True, chat=True, logprobs=True, token_bytes=True
+        )
         assert 0 < told.max_complete_bytes < 4 * 2**20 <= told.max_request_bytes
 
     async def test_other_model_serves_new_requests_only(self, tmp_path, frontend, stub):
@@ -263,6 +265,11 @@ class TestModel:
         )
         error = await error_of(stub.Generate(pb.GenerateRequest(text="no tokenizer there")))
         assert ("INVALID_PARAMETER", "text") == (error.reason, error.field)
+        told = {"logprobs": 1, "token_bytes": True}
+        error = await error_of(
+            stub.Generate(pb.GenerateRequest(token_ids={"ids": [5]}, response=told))
+        )
+        assert ("FEATURE_UNSUPPORTED", "response.token_bytes") == (error.reason, error.field)
         end = ended(stream_id, FinishReason.MAX_TOKENS, len(ids_of("the")))
         await frontend.core.tokens(stream_id, 0, ids_of("the"), end=end)
         messages = await rest_of(running)

@@ -80,7 +80,7 @@ class TestWhatIsTold:
                 "FEATURE_UNSUPPORTED",
                 "response.prompt_logprobs",
             ),
-            ({"response": {"token_bytes": True}}, "FEATURE_UNSUPPORTED", "response.token_bytes"),
+            ({"response": {"token_bytes": True}}, "INVALID_PARAMETER", "response.token_bytes"),
             ({"response": {"parse_output": True}}, "FEATURE_UNSUPPORTED", "response.parse_output"),
             (
                 {"response": {"logprob_token_ids": [1]}},
@@ -109,7 +109,7 @@ class TestWhatIsTold:
 
     async def test_option_that_is_switched_off_is_no_demand(self, frontend, stub):
         """
-        A false token_bytes asks for nothing, so no capability is needed.
+        A false token_bytes asks for nothing, so it needs nothing.
         """
         messages = await served(frontend, stub, request(response={"token_bytes": False}))
         assert "done" == messages[-1].WhichOneof("event")

@@ -96,6 +96,59 @@ class TestWholeText:
         assert decode_all(text_models["byte-level"].detokenizer([]), [100_000, 70]) == "c"
 
 
+class TestBytes:
+    @pytest.mark.parametrize("name", TOKENIZERS)
+    @settings(max_examples=150, deadline=None)
+    @given(data=st.data())
+    def test_bytes_of_all_tokens_are_the_text(self, text_models, name, data):
+        """
+        Bytes of tokens, each asked for at its place, are together the UTF-8 of the tokenizer's own
+        one-shot text, wherever they are UTF-8 at all.
+        """
+        tokenizer = TOKENIZERS[name]
+        ids = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size() - 1), max_size=40))
+        detokenizer = text_models[name].detokenizer([])
+        raw = []
+        for token_id in ids:
+            raw.append(detokenizer.bytes_of(token_id))
+            detokenizer.push(token_id)
+        whole = tokenizer.decode(ids, skip_special_tokens=True)
+        try:
+            told = b"".join(raw).decode()
+        except UnicodeDecodeError:
+            assert "\ufffd" in whole
+        else:
+            assert whole == told
+
+    @settings(max_examples=100, deadline=None)
+    @given(text=st.text(max_size=40))
+    @pytest.mark.parametrize("name", ["byte-level", "bundled", "llama-like"])
+    def test_split_characters_come_together(self, text_models, name, text):
+        """
+        Any Unicode text, most of whose characters are split over tokens, comes back byte by byte.
+        """
+        ids = TOKENIZERS[name].encode(text, add_special_tokens=False).ids
+        detokenizer = text_models[name].detokenizer([])
+        raw = b""
+        for token_id in ids:
+            raw += detokenizer.bytes_of(token_id)
+            detokenizer.push(token_id)
+        assert TOKENIZERS[name].decode(ids, skip_special_tokens=True).encode() == raw
+
+    def test_asking_changes_nothing(self):
+        """
+        Bytes of tokens that are not drawn leave the text as it is.
+        """
+        pieces = {0: " a", 1: 0xE2, 2: 0x82, 3: 0xAC, 4: 0x20}
+        detokenizer = PieceDetokenizer(pieces, strip_spaces=1)
+        text = []
+        for token_id in (4, 0, 1, 2, 3):
+            assert b"a" == detokenizer.bytes_of(0).strip()
+            text.append(detokenizer.push(token_id))
+        assert " a" == "".join(f"{one.head or ''}{one.text}" for one in text)
+        assert "\u20ac" == detokenizer.flush()
+
+
 class TestPlainText:
     @pytest.mark.parametrize("name", TOKENIZERS)
     @settings(max_examples=150, deadline=None)

@@ -114,7 +114,7 @@ def event_json(event: Event) -> dict[str, Any]:
     content = dataclasses.asdict(event)
     if "reason" in content:
         content["reason"] = content["reason"].name
-    _make_finite(content.get("logprobs", ()))
+    _make_plain(content.get("logprobs", ()))
     return {"event": type(event).__name__.lower(), **content}
 
 
@@ -123,13 +123,18 @@ def json_of(completion: Completion) -> dict[str, Any]:
     content = dataclasses.asdict(completion)
     for choice in content["choices"]:
         choice["reason"] = choice["reason"].name
-        _make_finite(choice["logprobs"])
+        _make_plain(choice["logprobs"])
     first = {name: value for name, value in content["choices"][0].items() if name != "choice"}
     return {"request_id": content.pop("request_id"), **first, **content}
 
 
-def _make_finite(logprobs: Iterable[dict[str, Any]]) -> None:
+def _make_plain(logprobs: Iterable[dict[str, Any]]) -> None:
+    """Replace what JSON cannot hold: infinities, and bytes, of which only those asked for stay."""
     for one in logprobs:
+        raw, top_raw = one.pop("token_bytes"), one.pop("top_token_bytes")
+        if raw or top_raw:
+            one["token_bytes"] = list(raw)
+            one["top_token_bytes"] = [list(alternative) for alternative in top_raw]
         one["logprob"] = _finite(one["logprob"])
         one["top"] = [(token_id, _finite(logprob)) for token_id, logprob in one["top"]]
 
