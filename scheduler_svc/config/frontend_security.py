@@ -11,7 +11,7 @@ from tandem.network.tls_files import ServerTls, server_tls
 
 class FrontendSecurity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
-    Files of the ports for clients and operators; msgspec knows paths as text only.
+    Files of the ports that a service listens on; msgspec knows paths as text only.
 
     Attributes:
         tls_cert: Certificate of the public port; None for plain text.
@@ -20,6 +20,10 @@ class FrontendSecurity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         admin_tls_cert: Certificate of the admin port.
         admin_tls_key: Its private key.
         admin_tls_client_ca: CAs of operators' certificates.
+        metrics_tls_cert: Certificate of the port of /metrics; None for plain HTTP.
+        metrics_tls_key: Its private key.
+        metrics_tls_client_ca: CAs of the certificates of readers of /metrics.
+        metrics_token_file: File of tokens of which a reader of /metrics must send one.
         tokens_file: File of the credentials that callers must have; None where they need none.
     """
 
@@ -29,6 +33,10 @@ class FrontendSecurity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     admin_tls_cert: str | None = None
     admin_tls_key: str | None = None
     admin_tls_client_ca: str | None = None
+    metrics_tls_cert: str | None = None
+    metrics_tls_key: str | None = None
+    metrics_tls_client_ca: str | None = None
+    metrics_token_file: str | None = None
     tokens_file: str | None = None
 
     def public_tls(self) -> ServerTls | None:
@@ -45,6 +53,11 @@ class FrontendSecurity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         """Return the files of the admin port, as `public_tls` does."""
         paths = (self.admin_tls_cert, self.admin_tls_key, self.admin_tls_client_ca)
         return server_tls(*(_path(path) for path in paths), prefix="admin_tls_")
+
+    def metrics_tls(self) -> ServerTls | None:
+        """Return the files of the port of /metrics, as `public_tls` does."""
+        paths = (self.metrics_tls_cert, self.metrics_tls_key, self.metrics_tls_client_ca)
+        return server_tls(*(_path(path) for path in paths), prefix="metrics_tls_")
 
 
 def _path(text: str | None) -> Path | None:

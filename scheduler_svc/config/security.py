@@ -39,6 +39,18 @@ class PortSecuritySettings(OptionGroup):
         None,
         description="certificates that sign operators' certificates; default: tls_client_ca",
     )
+    metrics_tls_cert: Path | None = Field(
+        None, description="certificate of the port of /metrics; default: plain HTTP"
+    )
+    metrics_tls_key: Path | None = Field(None, description="private key of metrics_tls_cert")
+    metrics_tls_client_ca: Path | None = Field(
+        None, description="certificates that sign those of programs that may read /metrics"
+    )
+    metrics_token_file: Path | None = Field(
+        None,
+        description="file of tokens, one a line, of which a reader of /metrics must send one; a "
+        "changed file is read again",
+    )
     tokens_file: Path | None = Field(
         None,
         description="TOML or JSON file of the credentials that callers must have, tokens as hashes "
@@ -54,6 +66,10 @@ class PortSecuritySettings(OptionGroup):
             admin_tls_cert=_text(self.admin_tls_cert or self.tls_cert),
             admin_tls_key=_text(self.admin_tls_key or self.tls_key),
             admin_tls_client_ca=_text(self.admin_tls_client_ca or self.tls_client_ca),
+            metrics_tls_cert=_text(self.metrics_tls_cert),
+            metrics_tls_key=_text(self.metrics_tls_key),
+            metrics_tls_client_ca=_text(self.metrics_tls_client_ca),
+            metrics_token_file=_text(self.metrics_token_file),
             tokens_file=_text(self.tokens_file),
         )
 

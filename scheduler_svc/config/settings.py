@@ -38,6 +38,7 @@ from tandem.settings.schema import (
     MaxTotalTokens,
     OptionGroup,
     ServiceSettings,
+    SocketAddress,
     TcpAddress,
 )
 
@@ -93,6 +94,11 @@ class _AddressSettings(OptionGroup):
     )
     metrics_listen: TcpAddress | None = Field(
         "127.0.0.1:9464", description="HTTP address of /metrics; empty for none"
+    )
+    local_listen: SocketAddress | None = Field(
+        None,
+        description="unix socket for the program that starts this service: this user alone can "
+        "open it, and calls of both gRPC services need no TLS and no credential there",
     )
 
 
@@ -198,7 +204,7 @@ class SchedulerSettings(
 
     def listen_addresses(self) -> dict[str, str]:
         """Return the addresses to listen on, by setting name, without those set to none."""
-        names = ("listen", "admin_listen", "metrics_listen")
+        names = ("listen", "admin_listen", "metrics_listen", "local_listen")
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 

@@ -1,8 +1,9 @@
-"""Servers of one frontend: public, admin and metrics."""
+"""Servers of one frontend: public, admin, metrics and the local socket."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from scheduler_svc.config.frontend_security import FrontendSecurity
 from scheduler_svc.executor_client.channel import ExecutorAccess
 from scheduler_svc.frontend.calls.interceptor import ErrorInterceptor
 from scheduler_svc.frontend.core_client import CoreClient
@@ -23,7 +25,7 @@ from scheduler_svc.frontend.inference import InferenceServicer
 from scheduler_svc.frontend.intake.decoding import MessageIntake
 from scheduler_svc.frontend.intake.grpc_options import server_options
 from scheduler_svc.frontend.operators.admin import AdminServicer
-from scheduler_svc.frontend.operators.metrics_http import serve_metrics
+from scheduler_svc.frontend.operators.metrics_http import METRICS_TOKENS, serve_metrics
 from scheduler_svc.frontend.text.tokenizer_threads import TokenizerThreads
 from scheduler_svc.process.frontend_settings import FrontendSettings
 from tandem.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
@@ -32,7 +34,9 @@ from tandem.inference.v1 import inference_service_pb2, inference_service_pb2_grp
 from tandem.network.address import host_and_port, is_unix, without_brackets
 from tandem.network.reflection import serve_reflection
 from tandem.network.tls import server_credentials
+from tandem.network.tls_contexts import server_context
 from tandem.network.tls_files import ServerTls, client_tls
+from tandem.network.token_file import TokenFile
 
 INFERENCE = inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 ADMIN = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
@@ -48,6 +52,7 @@ class FrontendServers:
     metrics_address: str | None
     public: grpc.aio.Server
     admin: grpc.aio.Server | None
+    local: grpc.aio.Server | None
     metrics: asyncio.Server | None
     threads: TokenizerThreads
 
@@ -55,7 +60,8 @@ class FrontendServers:
         """Refuse new calls, end calls that last over `grace_s` seconds, and close all servers."""
         if self.metrics is not None:
             self.metrics.close()
-        servers = [server for server in (self.public, self.admin) if server is not None]
+        opened = (self.public, self.admin, self.local)
+        servers = [server for server in opened if server is not None]
         await asyncio.gather(*(server.stop(grace_s) for server in servers))
         self.threads.close()
 
@@ -80,43 +86,42 @@ async def start_servers(
     security = settings.security
     public_tls, admin_tls = security.public_tls(), security.admin_tls()
     credentials = open_credentials(security, clock)
-    checks = checking(credentials, Role.GENERATE, public_tls)
-    public = _server(settings, health, INFERENCE, (errors, *checks))
     inference = InferenceServicer(
         core, threads, clock, max_request_bytes=settings.max_message_bytes
     )
-    inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
-        inference, public
-    )
+    access = _executor_access(settings)
+    operation = AdminServicer(core, access, drain_grace_s=settings.drain_grace_s)
+
+    checks = checking(credentials, Role.GENERATE, public_tls)
+    public = _server(settings, health, (INFERENCE,), (errors, *checks))
+    _add_inference(inference, public)
     address = _bind(public, settings.listen, public_tls)
 
     admin: grpc.aio.Server | None = None
     admin_address = None
     if settings.admin_listen is not None:
         checks = checking(credentials, Role.OPERATE, admin_tls)
-        admin = _server(settings, health, ADMIN, (errors, *checks))
-        servicer = AdminServicer(
-            core, _executor_access(settings), drain_grace_s=settings.drain_grace_s
-        )
-        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
-            servicer, admin
-        )
+        admin = _server(settings, health, (ADMIN,), (errors, *checks))
+        _add_admin(operation, admin)
         admin_address = _bind(admin, settings.admin_listen, admin_tls)
 
-    metrics: asyncio.Server | None = None
-    metrics_address = None
-    if settings.metrics_listen is not None:
-        metrics, metrics_address = await _listen_metrics(core, settings.metrics_listen)
+    local: grpc.aio.Server | None = None
+    if settings.local_listen is not None:
+        local = _server(settings, health, (INFERENCE, ADMIN), (errors,))
+        _add_inference(inference, local)
+        _add_admin(operation, local)
+        _bind_locally(local, settings.local_listen)
 
-    await public.start()
-    if admin is not None:
-        await admin.start()
+    metrics, metrics_address = await _listen_metrics(core, settings.metrics_listen, security)
+
+    await asyncio.gather(*(one.start() for one in (public, admin, local) if one is not None))
     return FrontendServers(
         address=address,
         admin_address=admin_address,
         metrics_address=metrics_address,
         public=public,
         admin=admin,
+        local=local,
         metrics=metrics,
         threads=threads,
     )
@@ -125,13 +130,25 @@ async def start_servers(
 def _server(
     settings: FrontendSettings,
     health: HealthServicer,
-    service: str,
+    services: tuple[str, ...],
     interceptors: Sequence[grpc.aio.ServerInterceptor],  # type: ignore[type-arg]  # not at run time
 ) -> grpc.aio.Server:
     server = grpc.aio.server(interceptors=interceptors, options=server_options(settings))
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    serve_reflection(server, (service, HEALTH))
+    serve_reflection(server, (*services, HEALTH))
     return server
+
+
+def _add_inference(servicer: InferenceServicer, server: grpc.aio.Server) -> None:
+    inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+        servicer, server
+    )
+
+
+def _add_admin(servicer: AdminServicer, server: grpc.aio.Server) -> None:
+    admin_service_pb2_grpc.add_AdminServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+        servicer, server
+    )
 
 
 def _executor_access(settings: FrontendSettings) -> ExecutorAccess:
@@ -156,10 +173,27 @@ def _bind(server: grpc.aio.Server, listen: str, tls: ServerTls | None) -> str:
     return listen if is_unix(listen) else f"{host_and_port(listen)[0]}:{port}"
 
 
-async def _listen_metrics(core: CoreClient, listen: str) -> tuple[asyncio.Server, str]:
-    host, port = host_and_port(listen)
+def _bind_locally(server: grpc.aio.Server, address: str) -> None:
+    """Listen on a unix socket that this process's user alone can open."""
+    # Processes of other users could connect before a chmod that follows the bind.
+    before = os.umask(0o177)
     try:
-        server = await serve_metrics(core, without_brackets(host), port)
+        _bind(server, address, None)
+    finally:
+        os.umask(before)
+
+
+async def _listen_metrics(
+    core: CoreClient, listen: str | None, security: FrontendSecurity
+) -> tuple[asyncio.Server | None, str | None]:
+    if listen is None:
+        return None, None
+    host, port = host_and_port(listen)
+    files, token_file = security.metrics_tls(), security.metrics_token_file
+    tls = None if files is None else server_context(files)
+    tokens = None if token_file is None else TokenFile(Path(token_file), METRICS_TOKENS)
+    try:
+        server = await serve_metrics(core, without_brackets(host), port, tls=tls, tokens=tokens)
     except OSError as error:
         raise _address_in_use(listen) from error
     return server, f"{host}:{server.sockets[0].getsockname()[1]}"

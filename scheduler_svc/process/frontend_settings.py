@@ -18,6 +18,8 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         listen: host:port of the public service; port 0 takes any free one.
         admin_listen: host:port of the admin service; None on all frontends but one.
         metrics_listen: host:port of the Prometheus page; None on all frontends but one.
+        local_listen: unix:PATH of the socket for the program that started the service; None on all
+            frontends but one.
         share_port: True when other frontends listen on the same port; else a port in use is an
             error.
         log_level: "debug", "info", "warning" or "error".
@@ -35,7 +37,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         query_timeout_s: Seconds in which the core must answer a query, beyond a grace asked for.
         num_tokenizer_threads: Threads for long prompts and chat templates.
         max_waiting_prompts: Most prompts that may wait for one of these threads.
-        security: Encryption and identity of both gRPC ports.
+        security: Encryption and identity of all ports but the local socket.
         executor_ca: File of the CAs of executors' certificates, for profiles; None for plain text.
         executor_cert: File of the certificate to show to executors.
         executor_key: File of its key.
@@ -47,6 +49,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     listen: str
     admin_listen: str | None = None
     metrics_listen: str | None = None
+    local_listen: str | None = None
     share_port: bool = False
     log_level: str = "info"
     log_format: str = "console"

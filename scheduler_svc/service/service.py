@@ -161,6 +161,7 @@ class Service:
                 share_port=is_shared,
                 admin_listen=settings.admin_listen if index == 0 else None,
                 metrics_listen=settings.metrics_listen if index == 0 else None,
+                local_listen=settings.local_listen if index == 0 else None,
                 log_level=settings.log_level,
                 log_format=settings.log_format,
                 max_message_bytes=settings.max_message_bytes,

@@ -9,6 +9,7 @@ answer for a core that is gone.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
@@ -19,20 +20,39 @@ from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.operators.metrics import SnapshotMetrics
 from scheduler_svc.ipc.snapshot import decode_metrics
 from tandem.errors import TandemError
+from tandem.network.token_file import TokenFile
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 MAX_REQUEST_BYTES = 16 * 1024
 READ_TIMEOUT_S = 10.0
 PLAIN = "text/plain; charset=utf-8"
+CHALLENGE = "WWW-Authenticate: Bearer\r\n"
+
+METRICS_TOKENS = "the token file of /metrics"
+"""Name of that file in errors."""
 
 Page = tuple[HTTPStatus, str, bytes]
 """Status, content type and body of a response."""
 
 
-async def serve_metrics(core: CoreClient, host: str, port: int) -> asyncio.Server:
+async def serve_metrics(
+    core: CoreClient,
+    host: str,
+    port: int,
+    *,
+    tls: ssl.SSLContext | None = None,
+    tokens: TokenFile | None = None,
+) -> asyncio.Server:
     """
     Listen and return the server, which the caller closes.
+
+    Args:
+        core: Core that has the numbers.
+        host: Host to listen on.
+        port: Port to listen on; 0 takes a free one.
+        tls: Context of HTTPS; None for HTTP.
+        tokens: Tokens of which a request must send one; None where it needs none.
 
     Raises:
         OSError: The address cannot be used.
@@ -50,10 +70,11 @@ async def serve_metrics(core: CoreClient, host: str, port: int) -> asyncio.Serve
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
-                status, content_type, body = await _answer(reader, page)
+                status, content_type, body = await _answer(reader, page, tokens)
                 head = (
                     f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\n"
-                    f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+                    f"Content-Length: {len(body)}\r\nConnection: close\r\n"
+                    f"{CHALLENGE if status is HTTPStatus.UNAUTHORIZED else ''}\r\n"
                 )
                 writer.write(head.encode() + body)
                 await writer.drain()
@@ -62,10 +83,15 @@ async def serve_metrics(core: CoreClient, host: str, port: int) -> asyncio.Serve
         finally:
             writer.close()
 
-    return await asyncio.start_server(connected, host, port, limit=MAX_REQUEST_BYTES)
+    limits = {} if tls is None else {"ssl_handshake_timeout": READ_TIMEOUT_S}
+    return await asyncio.start_server(
+        connected, host, port, limit=MAX_REQUEST_BYTES, ssl=tls, **limits
+    )
 
 
-async def _answer(reader: asyncio.StreamReader, page: Callable[[], Awaitable[Page]]) -> Page:
+async def _answer(
+    reader: asyncio.StreamReader, page: Callable[[], Awaitable[Page]], tokens: TokenFile | None
+) -> Page:
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
@@ -73,8 +99,20 @@ async def _answer(reader: asyncio.StreamReader, page: Callable[[], Awaitable[Pag
     words = head.split(b"\r\n", 1)[0].split(b" ")
     if len(words) != 3:
         return HTTPStatus.BAD_REQUEST, PLAIN, b"not an HTTP request\n"
+    if tokens is not None and not tokens.accepts(_authorizations(head)):
+        return HTTPStatus.UNAUTHORIZED, PLAIN, b"send a token of the service's metrics_token_file\n"
     if words[0] != b"GET":
         return HTTPStatus.METHOD_NOT_ALLOWED, PLAIN, b"only GET is served\n"
     if words[1].split(b"?", 1)[0] != b"/metrics":
         return HTTPStatus.NOT_FOUND, PLAIN, b"the page is /metrics\n"
     return await page()
+
+
+def _authorizations(head: bytes) -> list[str]:
+    """Return the values of the header Authorization in the head of a request."""
+    lines = (line.partition(b":") for line in head.split(b"\r\n")[1:])
+    return [
+        value.strip().decode("latin-1")
+        for name, _, value in lines
+        if name.lower() == b"authorization"
+    ]

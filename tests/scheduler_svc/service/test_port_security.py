@@ -107,10 +107,35 @@ class TestWarnings:
     )  # fmt: skip
     def test_each_port_without_encryption_or_credentials_is_warned_of(self, ca, left_out, expected):
         """
-        A port that other machines reach needs TLS, and tokens or client certificates; metrics have
-        neither.
+        A port that other machines reach needs TLS, and tokens or client certificates; metrics need
+        their own.
         """
         assert expected == warned(security(ca, **dict.fromkeys(left_out)))
+
+    @pytest.mark.parametrize(
+        ("names", "expected"),
+        [
+            (("cert", "key", "token"), []),
+            (("cert", "key", "client_ca"), []),
+            (("cert", "key"), ["metrics_listen"]),
+            (("token",), ["metrics_listen"]),
+        ],
+    )
+    def test_protected_metrics_are_not_warned_of(self, ca, names, expected):
+        """
+        The port of metrics with TLS, and with a token or client certificates, is as good as others.
+        """
+        server = ca.issue("metrics")
+        token = ca.file.parent / "token"
+        token.write_text("a-token-of-prometheus")
+        files = {
+            "cert": ("metrics_tls_cert", server.certificate),
+            "key": ("metrics_tls_key", server.key),
+            "client_ca": ("metrics_tls_client_ca", ca.file),
+            "token": ("metrics_token_file", token),
+        }
+        given = {setting: str(path) for setting, path in map(files.__getitem__, names)}
+        assert expected == warned(security(ca, **given))
 
 
 def start(folder: Path, *flags: str) -> subprocess.Popen:

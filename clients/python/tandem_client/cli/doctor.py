@@ -207,18 +207,22 @@ def check_security(settings: Mapping[str, Any]) -> Iterator[Finding]:
     """Check that what other machines can reach, or what leaves this one, is protected."""
     has_tokens = bool(settings.get("tokens_file"))
     for name in ("listen", "admin_listen", "metrics_listen"):
-        own = "admin_" if name == "admin_listen" else ""
+        is_metrics = name == "metrics_listen"
+        own = name.removesuffix("listen")
         cert, client_ca = (
-            name != "metrics_listen" and bool(settings.get(f"{own}{file}") or settings.get(file))
+            bool(settings.get(f"{own}{file}") or (settings.get(file) and not is_metrics))
             for file in ("tls_cert", "tls_client_ca")
         )
-        is_authenticated = client_ca or (has_tokens and name != "metrics_listen")
+        tokens = bool(settings.get("metrics_token_file")) if is_metrics else has_tokens
+        is_authenticated = client_ca or tokens
         address = settings.get(name)
         why = address and unprotected(address, is_encrypted=cert, is_authenticated=is_authenticated)
         if why:
-            advice = "listen on 127.0.0.1, or keep that network to those you trust"
-            if name != "metrics_listen":
-                advice += f", or set {own}tls_cert, {own}tls_key and tokens_file"
+            tokens_file = "metrics_token_file" if is_metrics else "tokens_file"
+            advice = (
+                "listen on 127.0.0.1, or keep that network to those you trust, or set "
+                f"{own}tls_cert, {own}tls_key and {tokens_file}"
+            )
             yield Finding("warn", "security", f"{name} {address}: {why}", advice)
     is_encrypted = any(settings.get(name) for name in ("executor_ca", "executor_cert"))
     is_known = any(settings.get(name) for name in ("executor_cert", "link_token_file"))

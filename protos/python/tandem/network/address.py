@@ -123,6 +123,18 @@ def check_tcp_address(text: str) -> str:
     return _with_listen_host(text, "must be HOST:PORT")
 
 
+def check_unix_address(text: str) -> str:
+    """
+    Return an address unchanged if it is unix:PATH.
+
+    Raises:
+        ValueError: It has another form.
+    """
+    if not _names_a_socket(text):
+        raise ValueError("must be unix:PATH")
+    return text
+
+
 def check_server_address(address: str) -> str:
     """
     Return the address of a server unchanged if a client can try to connect to it.

@@ -10,7 +10,12 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tandem.engine_config import MAX_GIB, EngineConfig
-from tandem.network.address import check_listen_address, check_targets, check_tcp_address
+from tandem.network.address import (
+    check_listen_address,
+    check_targets,
+    check_tcp_address,
+    check_unix_address,
+)
 from tandem.settings.options import Group
 from tandem.settings.presets import PresetName
 
@@ -47,6 +52,8 @@ Address = Annotated[str, AfterValidator(check_listen_address), Metavar("HOST:POR
 """Address on which a service listens: HOST:PORT or unix:PATH."""
 TcpAddress = Annotated[str, AfterValidator(check_tcp_address), Metavar("HOST:PORT")]
 """Address on which a service listens that does not support unix sockets."""
+SocketAddress = Annotated[str, AfterValidator(check_unix_address), Metavar("unix:PATH")]
+"""Address on which a service listens that only processes of this machine may reach."""
 Addresses = Annotated[str, AfterValidator(check_targets), Metavar("HOST:PORT[,HOST:PORT...]")]
 """Addresses to connect to, one or several, none twice; spaces around them are removed."""
 # Engine limits that have other names elsewhere.

@@ -81,6 +81,14 @@ def test_half_a_pair_is_wrong_usage(run):
         ({"listen": "0.0.0.0:1", "tls_cert": "a", "tokens_file": "b"}, []),
         ({"admin_listen": "0.0.0.0:1", "admin_tls_cert": "a", "tls_client_ca": "b"}, []),
         ({"metrics_listen": "0.0.0.0:1", "tls_cert": "a", "tokens_file": "b"}, ["authenticated"]),
+        (
+            {
+                "metrics_listen": "0.0.0.0:1",
+                "metrics_tls_cert": "a",
+                "metrics_token_file": "b",
+            },
+            [],
+        ),
         ({"executor": "10.0.0.7:1"}, ["not encrypted or authenticated"]),
         ({"executor": "10.0.0.7:1,127.0.0.1:2", "executor_ca": "a"}, ["not authenticated"]),
         ({"executor": "10.0.0.7:1", "executor_ca": "a", "link_token_file": "b"}, []),
