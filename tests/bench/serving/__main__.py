@@ -3,7 +3,9 @@ Cost of the split and worth of the engine: gRPC path, embedded engine and transf
 
 `python -m tests.bench.serving` serves the same greedy requests with all three, in turn, several rounds. The
 executor (or the whole embedded engine, or transformers) runs on core 0 with one thread, everything else (scheduler,
-frontend, load generator) on core 1. Prints a table, or with --json only JSON.
+frontend, load generator) on core 1. The first two serve as many other requests before those that are timed: where a
+virtual machine gets its memory from the host only as it is touched, the first touch of the KV memory takes seconds,
+and whichever engine starts first pays them. Prints a table, or with --json only JSON.
 """
 
 from __future__ import annotations
@@ -118,9 +120,11 @@ def run_grpc(arguments: argparse.Namespace) -> float:
             *("--concurrency", str(arguments.concurrency), "--processes", "1"),
             *("--input-len", str(arguments.input_len), "--output-len", str(arguments.output_len)),
         ]
-        result = last_json(pinned(OTHER_CORE, "tandem_client", *load))
-    if result["errors"]:
-        sys.exit(f"{result['errors']} requests failed")
+        # The first run, of other prompts, touches the memory that the second uses.
+        for seed in ("1", "0"):
+            result = last_json(pinned(OTHER_CORE, "tandem_client", *load, "--seed", seed))
+            if result["errors"]:
+                sys.exit(f"{result['errors']} requests failed")
     return float(result["output_tokens_per_s"])
 
 
