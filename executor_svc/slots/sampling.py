@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from executor_svc.slots.tokens import SlotTokens
 from kernels.patch_rows import RowField
-from kernels.sampling import Biases, LogitEdits, Penalties, SamplingColumns
+from kernels.sampling import Allowed, Biases, LogitEdits, Penalties, SamplingColumns
+from tandem.errors import SessionLost
 from tandem.link.batch import Admission, Float32Column, Int32Column
 from tandem.sampling_params import SamplingParams
 
@@ -95,6 +96,7 @@ class SlotSampling:
         """Position from which a slot's end ids may be sampled."""
         self._end_ids = _IdLists(num_slots)
         self._biases = _IdLists(num_slots)
+        self._allowed = _IdLists(num_slots)
         self._num_logprobs = np.full(num_slots, -1, np.int64)
         self._beyond_graphs = np.zeros(num_slots, np.bool_)
         """True for slots with a parameter of `_OFF_IN_GRAPHS` away from its default."""
@@ -176,11 +178,12 @@ class SlotSampling:
         """Return the edits of slots' logits before their token at `position` is drawn, or None."""
         if not self._any_edits:
             return None
+        allowed = self._allowed_of(slot)
         biases = self._biases_of(slot, position)
         penalties = self._penalties_of(slot, position, tokens)
-        if biases is None and penalties is None:
+        if allowed is None and biases is None and penalties is None:
             return None
-        return LogitEdits(biases=biases, penalties=penalties)
+        return LogitEdits(allowed=allowed, biases=biases, penalties=penalties)
 
     def num_logprobs(self, slot: Int32Column) -> torch.Tensor | None:
         """
@@ -215,7 +218,17 @@ class SlotSampling:
         self._put(self._biases, slot, list(bias), list(bias.values()))
         end_ids = sampling.end_ids if sampling.min_tokens else ()
         self._put(self._end_ids, slot, list(end_ids), [-np.inf] * len(end_ids))
+        self._admit_allowed(slot, sampling.allowed_token_ids)
+        self._any_edits |= bool(sampling.allowed_token_ids)
         self._any_edits |= sampling.has_penalties or bool(bias) or bool(end_ids)
+
+    def _admit_allowed(self, slot: int, ids: tuple[int, ...]) -> None:
+        outside = [token_id for token_id in ids if not 0 <= token_id < self._vocab_size]
+        if outside:  # left out, it could leave none, which would allow all
+            raise SessionLost(
+                f"allowed_ids of slot {slot} has {outside[0]}, outside [0, {self._vocab_size})"
+            )
+        self._put(self._allowed, slot, list(ids), [0.0] * len(ids))
 
     def _put(self, lists: _IdLists, slot: int, ids: list[int], values: list[float]) -> None:
         if not ids:
@@ -224,6 +237,12 @@ class SlotSampling:
         column = np.array(ids, np.int64)
         is_known = (column >= 0) & (column < self._vocab_size)
         lists.put(slot, column[is_known], np.array(values, np.float32)[is_known])
+
+    def _allowed_of(self, slot: Int32Column) -> Allowed | None:
+        if not self._allowed.count[slot].any():
+            return None
+        row, ids, _ = self._allowed.of(slot)
+        return Allowed(row=torch.from_numpy(row), token=torch.from_numpy(ids))
 
     def _bans_ends(self, slot: Int32Column, position: Int32Column) -> NDArray[np.bool_]:
         """Tell for each slot whether its end ids may not be sampled at its position."""

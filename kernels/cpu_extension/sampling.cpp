@@ -10,7 +10,8 @@
 namespace tandem {
 namespace {
 
-// This struct mirrors `_Draws` in kernels/sampling/cpu_extension.py: R rows, B biases, P penalties.
+// This struct mirrors `_Draws` in kernels/sampling/cpu_extension.py: R rows, A allowed
+// ids, B biases, P penalties.
 struct Draws {
   int64_t num_rows, vocab_size, row_stride, num_threads;
   int64_t type;  // 0 float32, 1 bfloat16, 2 float16
@@ -23,6 +24,8 @@ struct Draws {
   const int64_t* seed;         // [R]
   const int64_t* position;     // [R]
   const int64_t* choice;       // [R]
+  const int64_t* first_allowed;  // [R + 1], each row's first allowed id; null where all rows may draw all
+  const int64_t* allowed_token;  // [A], in the order of rows
   const int64_t* first_bias;   // [R + 1], each row's first bias; null without any
   const int64_t* bias_token;   // [B], in the order of rows
   const float* bias_value;     // [B]
@@ -37,8 +40,12 @@ struct Draws {
   int64_t* token;  // [R], written
   int8_t* state;   // [R], written, a State each
 
+  bool is_confined(int64_t row) const {
+    return first_allowed != nullptr && first_allowed[row] < first_allowed[row + 1];
+  }
+
   bool has_edits(int64_t row) const {
-    return (first_bias != nullptr && first_bias[row] < first_bias[row + 1]) ||
+    return is_confined(row) || (first_bias != nullptr && first_bias[row] < first_bias[row + 1]) ||
            (penalty != nullptr && penalty[row] >= 0);
   }
 };
@@ -50,6 +57,7 @@ enum State : int8_t { kInvalid = 0, kDrawn = 1, kUndecided = 2, kNoSuchId = 3 };
 struct Scratch {
   std::vector<Logit> best;
   std::vector<float> edited;
+  std::vector<float> kept;
   std::vector<int32_t> counts;  // [V], all 0 between rows, or empty
 };
 
@@ -82,6 +90,18 @@ void penalise(const Draws& draws, int64_t place, Scratch* scratch) {
   for (int64_t at = 0; at < end; ++at) counts[history[at]] = 0;
 }
 
+// Takes all logits but those of a row's allowed ids, which exist, to -infinity; NaN and +infinity
+// become NaN.
+void rule_out_others(const Draws& draws, int64_t row, Scratch* scratch) {
+  const int64_t begin = draws.first_allowed[row], end = draws.first_allowed[row + 1];
+  const int64_t* token = draws.allowed_token;
+  std::vector<float>& edited = scratch->edited;
+  scratch->kept.clear();
+  for (int64_t at = begin; at < end; ++at) scratch->kept.push_back(edited[token[at]]);
+  for (int64_t id = 0; id < draws.vocab_size; ++id) edited[id] += kNever;
+  for (int64_t at = begin; at < end; ++at) edited[token[at]] = scratch->kept[at - begin];
+}
+
 // Computes a row's logits after its edits in `scratch->edited`. Returns false if an edit names an
 // id or a place of a history that does not exist.
 template <class T>
@@ -91,6 +111,12 @@ bool edit(const Draws& draws, int64_t row, const T* logits, Scratch* scratch) {
   std::vector<float>& edited = scratch->edited;
   edited.resize(size + kLanes);
   sweep(logits, 0, size, [&](int64_t at, Floats x) { store(edited.data() + at, x); });
+  if (draws.is_confined(row)) {
+    const int64_t* token = draws.allowed_token;
+    if (!std::all_of(token + draws.first_allowed[row], token + draws.first_allowed[row + 1], is_known))
+      return false;
+    rule_out_others(draws, row, scratch);
+  }
   if (draws.first_bias != nullptr) {
     for (int64_t at = draws.first_bias[row]; at < draws.first_bias[row + 1]; ++at) {
       if (!is_known(draws.bias_token[at])) return false;

@@ -16,13 +16,14 @@ from torch import Tensor
 from kernels.dispatch import CPU_EXTENSION, Deferred, Operation
 from kernels.sampling import cpu_extension, reference, sampler
 from kernels.sampling.columns import Sampled, SamplingColumns
-from kernels.sampling.edits.reference import Biases, LogitEdits, Penalties, check_edits
+from kernels.sampling.edits.reference import Allowed, Biases, LogitEdits, Penalties, check_edits
 from kernels.sampling.logprobs import cpu_extension as logprobs_cpu_extension
 from kernels.sampling.logprobs import reference as logprobs_reference
 from kernels.sampling.logprobs.reference import Logprobs, ranks
 from kernels.sampling.needs import Needs
 
 __all__ = [
+    "Allowed",
     "Biases",
     "LogitEdits",
     "Logprobs",
@@ -92,16 +93,16 @@ def sample(
     """
     Draw one token per row by Gumbel-max over the row's kept set.
 
-    Order: add biases, apply penalties, divide by the temperature, drop ids less than min_p times as
-    likely as the best, keep the top_k best, of these keep the smallest set with mass of at least
-    top_p, add counter-based noise, take the largest. Greedy rows (temperature 0, or top_k 1) take
-    the largest logit after biases and penalties. Ties go to the lowest id; ids that tie at a cut
-    all stay.
+    Order: rule out ids that are not allowed, add biases, apply penalties, divide by the
+    temperature, drop ids less than min_p times as likely as the best, keep the top_k best, of these
+    keep the smallest set with mass of at least top_p, add counter-based noise, take the largest.
+    Greedy rows (temperature 0, or top_k 1) take the largest logit after all edits. Ties go to the
+    lowest id; ids that tie at a cut all stay.
 
     Args:
         logits: Floating, shape ``[R, V]``; -infinity masks an id. Not changed.
         columns: Parameters of each row, on the logits' device or on the host.
-        edits: Biases and penalties of the rows that have any.
+        edits: Allowed ids, biases and penalties of the rows that have any.
         num_logprobs: int64 ``[R]`` on the host: number of top ids to report with each token's
             logprob; -1 for rows without logprobs.
         margin_eps: Also compute margins, with ids within this distance of a cut; slower, for

@@ -28,6 +28,7 @@ from kernels.sampling.logprobs.cpu_extension import logprobs
 _UNDECIDED, _NO_SUCH_ID = 2, 3
 
 _COLUMNS = ("temperature", "top_k", "top_p", "least_scaled", "seed", "position", "choice")
+_ALLOWED = ("first_allowed", "allowed_token")
 _BIASES = ("first_bias", "bias_token", "bias_value")
 _PENALTIES = (
     *("penalty", "repetition", "frequency", "presence"),
@@ -42,7 +43,10 @@ class _Draws(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_rows", "vocab_size", "row_stride")),
         *((name, ctypes.c_int64) for name in ("num_threads", "type")),
         *((name, ctypes.c_double) for name in ("least_temperature", "top_p_slack", "least_mass")),
-        *((name, ctypes.c_void_p) for name in ("logits", *_COLUMNS, *_BIASES, *_PENALTIES)),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("logits", *_COLUMNS, *_ALLOWED, *_BIASES, *_PENALTIES)
+        ),
         ("history_stride", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("token", "state")),
     )
@@ -134,11 +138,11 @@ def _settle(
 def _edits_by_row(edits: LogitEdits, num_rows: int) -> dict[str, Tensor]:
     """Return the tensors for the fields of `_Draws` after the columns."""
     found = {}
+    if edits.allowed is not None and len(edits.allowed.row):
+        found["first_allowed"], order = _by_row(edits.allowed.row, num_rows, "allowed ids")
+        found["allowed_token"] = edits.allowed.token[order]
     if edits.biases is not None and len(edits.biases.row):
-        row, order = edits.biases.row.sort(stable=True)
-        if int(row[0]) < 0 or int(row[-1]) >= num_rows:
-            raise IndexError(f"biases of rows {int(row[0])} to {int(row[-1])} of {num_rows}")
-        found["first_bias"] = torch.searchsorted(row, torch.arange(num_rows + 1))
+        found["first_bias"], order = _by_row(edits.biases.row, num_rows, "biases")
         found["bias_token"] = edits.biases.token[order]
         found["bias_value"] = edits.biases.value[order]
     if edits.penalties is not None:
@@ -146,6 +150,14 @@ def _edits_by_row(edits: LogitEdits, num_rows: int) -> dict[str, Tensor]:
         found["penalty"][edits.penalties.row] = torch.arange(len(edits.penalties.row))
         found |= {name: getattr(edits.penalties, name) for name in _PENALTIES if name != "penalty"}
     return found
+
+
+def _by_row(row: Tensor, num_rows: int, what: str) -> tuple[Tensor, Tensor]:
+    """Return each row's first entry in the order of rows, ``[num_rows + 1]``, and that order."""
+    row, order = row.sort(stable=True)
+    if int(row[0]) < 0 or int(row[-1]) >= num_rows:
+        raise IndexError(f"{what} of rows {int(row[0])} to {int(row[-1])} of {num_rows}")
+    return torch.searchsorted(row, torch.arange(num_rows + 1)), order
 
 
 @functools.cache

@@ -73,8 +73,13 @@ def draw(logits: Tensor, columns: SamplingColumns, needs: Needs) -> tuple[Tensor
 
 
 def edit(logits: Tensor, edits: LogitEdits) -> Tensor:
-    """Return the logits after biases and penalties: float32[R, V]."""
+    """Return the logits after all edits: float32[R, V]."""
     edited = logits.clone()
+    if edits.allowed is not None:
+        may_draw = torch.ones(logits.shape, dtype=torch.bool)
+        may_draw[edits.allowed.row] = False
+        may_draw[edits.allowed.row, edits.allowed.token] = True
+        edited += torch.where(may_draw, 0.0, _NEVER).to(logits.device)
     if edits.biases is not None:
         add_biases(edited, edits.biases, edits.biases.row)
     if edits.penalties is not None:

@@ -65,9 +65,72 @@ class TestPenalties:
         assert (1, 8) == (len(early.token_ids), len(held.token_ids))
         assert FinishReason.STOP_TOKEN == held.reason
 
+    def test_only_allowed_ids_are_drawn(self, small):
+        """
+        Outputs have the allowed ids alone, in the same order beside others, and the log
+        probabilities of the model over all ids; the client is told the ids in order.
+        """
+        confined = {"allowed_token_ids": [90, 65, 70, 65], "logprobs": 3, **OPTIONS}
+        with small.client() as client, ThreadPoolExecutor(2) as pool:
+            alone = client.complete("hello", **confined)
+            free = client.complete("hello", logprobs=3, **OPTIONS)
+            with small.held():
+                tasks = [
+                    pool.submit(client.complete, "hello", **options)
+                    for options in (confined, OPTIONS)
+                ]
+                wait_until(lambda: small.num_requests() == 2, "both of them at once")
+            beside = [task.result() for task in tasks]
+        assert (65, 70, 90) == alone.params.allowed_token_ids
+        assert {65, 70, 90} >= set(alone.token_ids)
+        assert [alone.token_ids, free.token_ids] == [one.token_ids for one in beside]
+        first, unconfined = alone.logprobs[0].top, free.logprobs[0].top
+        assert [one for one, _ in first] == [one for one, _ in unconfined]
+        assert [value for _, value in unconfined] == pytest.approx(
+            [value for _, value in first], abs=LOGPROB_NOISE
+        )
+
+    def test_end_is_drawn_only_where_it_is_allowed(self, small):
+        """
+        An output whose allowed ids do not end it runs to max_tokens; one whose do may end.
+        """
+        ends = {"stop_token_ids": [66], "temperature": 0.0, "max_tokens": 9}
+        bias = {"logit_bias": {66: 100.0}}
+        with small.client() as client:
+            kept = client.complete("hello", allowed_token_ids=[65], **ends, **bias)
+            ended = client.complete("hello", allowed_token_ids=[65, 66], **ends, **bias)
+        assert ((65,) * 9, (66,)) == (kept.token_ids, ended.token_ids)
+
+    def test_what_ended_the_output_stays_where_it_is_asked_for(self, small):
+        """
+        With include_stop the text ends with the stop string, or with the stop token's text, and
+        the ids are the same.
+        """
+        options = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
+        with small.client() as client:
+            whole = client.complete("hello", **options)
+            stop = whole.text[len(whole.text) // 2 :][:3]
+            cut = client.complete("hello", stop=[stop], **options)
+            kept = client.complete("hello", stop=[stop], include_stop=True, **options)
+            last = {"stop_token_ids": [whole.token_ids[0]], **options}
+            bare = client.complete("hello", **last)
+            told = client.complete("hello", include_stop=True, logprobs=0, **last)
+        assert cut.text + stop == kept.text
+        assert (cut.token_ids, cut.reason) == (kept.token_ids, kept.reason)
+        assert ("", told.logprobs[0].text) == (bare.text, told.text)
+        assert bare.token_ids == told.token_ids
+        assert FinishReason.STOP_TOKEN == told.reason
+
     @pytest.mark.parametrize(
         ("options", "field"),
         [
+            ({"allowed_token_ids": [3, 10**6]}, "sampling.allowed_token_ids[1]"),
+            ({"allowed_token_ids": [-1]}, "sampling.allowed_token_ids[0]"),
+            ({"allowed_token_ids": [3] * 1025}, "sampling.allowed_token_ids"),
+            (
+                {"allowed_token_ids": [3], "stop_token_ids": [3, 4], "min_tokens": 1},
+                "sampling.allowed_token_ids",
+            ),
             ({"repetition_penalty": 0.0}, "sampling.repetition_penalty"),
             ({"frequency_penalty": 3.0}, "sampling.frequency_penalty"),
             ({"min_p": 1.5}, "sampling.min_p"),

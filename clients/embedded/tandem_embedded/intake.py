@@ -58,7 +58,7 @@ class Intake:
             message = f"params must be GenerationParams, got {given!r}."
             raise ValidationError(message, reason="INVALID_PARAMETER", field="params")
         params.validate()
-        params.check_ids(self._vocabulary.size)
+        params.check_ids(self._vocabulary.size, self._vocabulary.eos_token_ids)
         self._check_needs(params)
         if (prompt is None) is (messages is None):
             message = "give either a prompt or messages."

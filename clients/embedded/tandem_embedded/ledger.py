@@ -208,7 +208,8 @@ class Ledger:
         """Return the text of an output that is over, cut at a stop string, and that string."""
         entry, output, tokens = choice.entry, choice.output, choice.tokens
         if output is None:
-            told = tokens[:-1] if reason in _ENDS_WITHOUT_TEXT else tokens
+            cut = reason in _ENDS_WITHOUT_TEXT and not entry.params.include_stop
+            told = tokens[:-1] if cut else tokens
             return output_text(self._tokenizer, entry.prompt, told), None
         self._release(choice, output.finish())
         if output.stopped is not None:
@@ -237,6 +238,7 @@ class Ledger:
         return OutputText(
             detokenizer_of(self._tokenizer, entry.prompt),
             stops=entry.params.stop,
-            end_token_ids=entry.ends,
+            end_token_ids=frozenset() if entry.params.include_stop else entry.ends,
+            includes_stop=entry.params.include_stop,
             min_tokens=entry.params.min_tokens,
         )

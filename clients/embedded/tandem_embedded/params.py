@@ -15,6 +15,7 @@ from scheduler_svc.frontend.request.validation import (
     MAX_CHOICES,
     MAX_STOP_STRING_BYTES,
     MAX_STOP_STRINGS,
+    check_allowed_ids,
     check_token_ids,
 )
 from tandem.sampling_params import (
@@ -53,6 +54,8 @@ class GenerationParams:
         top_k: Number of likeliest tokens to draw from; 0 and -1 are off. Default off.
         seed: Key of the noise, a uint64; None lets the engine choose one.
         stop_token_ids: Ids that end the output, besides the model's end-of-sequence ids.
+        include_stop: True: the stop string, or the text of the token, that ended the output stays
+            in it.
         ignore_eos: True: end-of-sequence tokens do not end the output.
         repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt or
             output; above 0, 1 is off. Default off.
@@ -63,6 +66,7 @@ class GenerationParams:
             off. Default off.
         min_tokens: Number of output tokens before which nothing ends the output, 0 to max_tokens.
         logit_bias: Values added to the logits of these ids, -100 to 100 each.
+        allowed_token_ids: Only these ids are drawn, at most 1,024; () = all.
         logprobs: Number of likeliest tokens, 0 to 20, that are returned with each token's log
             probability; None = no log probabilities.
         stop: Stop strings, at most 16: the output ends before the first one that is complete. They
@@ -79,6 +83,7 @@ class GenerationParams:
     top_k: int | None = None
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
     ignore_eos: bool = False
     repetition_penalty: float | None = None
     frequency_penalty: float = 0.0
@@ -86,6 +91,7 @@ class GenerationParams:
     min_p: float | None = None
     min_tokens: int = 0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    allowed_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     stop: tuple[str, ...] = ()
     n: int = 1
@@ -100,7 +106,8 @@ class GenerationParams:
         Raises:
             ValidationError: A parameter is wrong; the message names the first one.
         """
-        self._check_kinds()
+        self._check_numbers()
+        self._check_texts_and_ids()
         for name, _ in _number_kinds():
             value = getattr(self, name)
             broken = None if value is None else broken_range(name, value)
@@ -137,15 +144,22 @@ class GenerationParams:
             raise self._refusal("n", "must be 1 when using greedy sampling")
         return found
 
-    def check_ids(self, vocab_size: int) -> None:
+    def check_ids(self, vocab_size: int, eos_token_ids: Collection[int] = ()) -> None:
         """
-        Check that biased and stop ids are in the vocabulary.
+        Check that biased, allowed and stop ids are in the vocabulary, and that one is left to draw.
 
         Raises:
-            ValidationError: One is not; the message names it.
+            ValidationError: One is not, or none is left; the message names it.
         """
+        ends = (*self.stop_token_ids, *(() if self.ignore_eos else eos_token_ids))
         with engine_errors():
             check_logit_bias(self.logit_bias, vocab_size, field="logit_bias")
+            check_allowed_ids(
+                self.allowed_token_ids,
+                vocab_size,
+                banned_ids=ends if self.min_tokens else (),
+                field="allowed_token_ids",
+            )
             check_token_ids(self.stop_token_ids, vocab_size, field="stop_token_ids")
 
     def _rules(self) -> tuple[tuple[bool, str, str], ...]:
@@ -182,7 +196,7 @@ class GenerationParams:
         message = f"{name} {rule}, got {getattr(self, name)}."
         return ValidationError(message, reason="INVALID_PARAMETER", field=name)
 
-    def _check_kinds(self) -> None:
+    def _check_numbers(self) -> None:
         for name, kinds in _number_kinds():
             value = getattr(self, name)
             if value is None and NoneType in kinds:
@@ -191,17 +205,17 @@ class GenerationParams:
                 what = "a number" if float in kinds else "a whole number"
                 message = f"{name} must be {what}, got {value!r}."
                 raise ValidationError(message, reason="INVALID_PARAMETER", field=name)
+
+    def _check_texts_and_ids(self) -> None:
         for name in ("tenant", "cache_salt"):
             if not isinstance(getattr(self, name), str):
                 raise self._refusal(name, "must be a string")
         stop: Any = self.stop
         if not isinstance(stop, tuple | list) or not all(isinstance(one, str) for one in stop):
             raise self._refusal("stop", "must be a tuple of strings")
-        ends: Any = self.stop_token_ids
-        if not isinstance(ends, tuple | list) or not all(
-            isinstance(one, SupportsIndex) for one in ends
-        ):
-            raise self._refusal("stop_token_ids", "must be a tuple of whole numbers")
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            if not _are_ids(getattr(self, name)):
+                raise self._refusal(name, "must be a tuple of whole numbers")
         biases: Mapping[Any, Any] = self.logit_bias
         for token_id, bias in biases.items():
             if not (isinstance(token_id, int) and isinstance(bias, (int, float))):
@@ -219,6 +233,11 @@ class GenerationParams:
         names = [param.name for param in fields(SamplingParams) if hasattr(self, param.name)]
         given = {name: getattr(self, name) for name in names} | {"seed": seed}
         return row_params(given, SamplingParams(), end_ids)
+
+
+def _are_ids(value: Any) -> bool:
+    is_list = isinstance(value, tuple | list)
+    return is_list and all(isinstance(one, SupportsIndex) for one in value)
 
 
 @cache

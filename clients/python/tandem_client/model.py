@@ -24,6 +24,8 @@ class ModelCapabilities:
     token_bytes: bool = False
     parse_output: bool = False
     structured_output: bool = False
+    allowed_token_ids: bool = False
+    include_stop: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,6 +65,7 @@ class GenerateOptions(PromptOptions, total=False):
         frequency_penalty: Makes tokens less likely for each time they are in the output, -2 to 2.
         presence_penalty: Makes tokens less likely that are in the output at all, -2 to 2.
         logit_bias: Values added to the logits of these ids, -100 to 100 each.
+        allowed_token_ids: Only these ids are drawn, at most 1,024; none = all.
         seed: Key of the noise; the same seed and parameters give the same tokens.
         max_tokens: Largest number of output tokens, at least 1; unset, 100 for a text, and for a
             chat the rest of the context.
@@ -72,6 +73,8 @@ class GenerateOptions(PromptOptions, total=False):
             of being refused.
         min_tokens: Output tokens before which neither EOS nor a stop string ends the output.
         stop: Strings before which the output ends.
+        include_stop: True: the stop string, or the text of the token, that ended the output stays
+            in it.
         stop_token_ids: Tokens at which the output ends.
         ignore_eos: Continue past end-of-sequence tokens.
         time_limit_s: Seconds after which the output ends, finished or not.
@@ -106,12 +109,14 @@ class GenerateOptions(PromptOptions, total=False):
     frequency_penalty: float | None
     presence_penalty: float | None
     logit_bias: Mapping[int, float] | None
+    allowed_token_ids: Sequence[int] | None
     seed: int | None
     max_tokens: int | None
     clamp_max_tokens: bool | None
     min_tokens: int | None
     stop: Sequence[str] | None
     stop_token_ids: Sequence[int] | None
+    include_stop: bool | None
     ignore_eos: bool | None
     time_limit_s: float | None
     queue_limit_s: float | None
@@ -166,7 +171,9 @@ class ResolvedParams:
     presence_penalty: float = 0.0
     min_p: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    allowed_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
+    include_stop: bool = False
     clamp_max_tokens: bool = False
     logprobs: int | None = None
 

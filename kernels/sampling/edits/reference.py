@@ -11,6 +11,7 @@ from kernels.transfer import to_device
 
 _MAX = torch.finfo(torch.float32).max
 
+_ALLOWED_TYPES = {"row": torch.int64, "token": torch.int64}
 _BIAS_TYPES = {"row": torch.int64, "token": torch.int64, "value": torch.float32}
 _PENALTY_TYPES = {
     "row": torch.int64,
@@ -20,6 +21,24 @@ _PENALTY_TYPES = {
     "prompt_len": torch.int64,
     "history_len": torch.int64,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """
+    The only ids that some rows may draw, shape ``[A]`` each; a row without an entry may draw all.
+
+    Attributes:
+        row: int64, row of the logits.
+        token: int64, id that the row may draw.
+    """
+
+    row: Tensor
+    token: Tensor
+
+    def select(self, part: Tensor) -> Allowed:
+        """Return some of the entries, by a mask bool[A]."""
+        return Allowed(row=self.row[part], token=self.token[part])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,16 +106,19 @@ class LogitEdits:
     """
     All edits of one batch of rows, on the host except for `Penalties.history`.
 
-    Biases come first, then repetition, frequency and presence. Finite logits stay finite.
+    Ids that are not allowed are ruled out first, then come biases, then repetition, frequency and
+    presence. Finite logits of ids that are allowed stay finite.
     """
 
+    allowed: Allowed | None = None
     biases: Biases | None = None
     penalties: Penalties | None = None
 
     @property
     def rows(self) -> Tensor:
         """Rows of the logits that are edited, int64 ``[N]``, ascending."""
-        parts = [part.row for part in (self.biases, self.penalties) if part is not None]
+        edits = (self.allowed, self.biases, self.penalties)
+        parts = [part.row for part in edits if part is not None]
         return torch.unique(torch.cat(parts)) if parts else torch.empty(0, dtype=torch.int64)
 
     def apply(self, logits: Tensor, rows: Tensor) -> None:
@@ -108,6 +130,9 @@ class LogitEdits:
             rows: int64 ``[N]`` on the host, ascending: indices of these rows in the batch. Edits of
                 other rows are left out.
         """
+        if self.allowed is not None:
+            allowed = self.allowed.select(torch.isin(self.allowed.row, rows))
+            rule_out_others(logits, allowed, torch.searchsorted(rows, allowed.row))
         if self.biases is not None:
             biases = self.biases.select(torch.isin(self.biases.row, rows))
             add_biases(logits, biases, torch.searchsorted(rows, biases.row))
@@ -124,7 +149,11 @@ def check_edits(edits: LogitEdits) -> None:
     Raises:
         ValueError: A type or shape is not as the classes describe it.
     """
-    for part, types in ((edits.biases, _BIAS_TYPES), (edits.penalties, _PENALTY_TYPES)):
+    for part, types in (
+        (edits.allowed, _ALLOWED_TYPES),
+        (edits.biases, _BIAS_TYPES),
+        (edits.penalties, _PENALTY_TYPES),
+    ):
         if part is None:
             continue
         shape = part.row.shape
@@ -142,6 +171,25 @@ def check_edits(edits: LogitEdits) -> None:
                 f"history must be torch.int32 of shape [{num_rows}, L], got {history.dtype} "
                 f"{list(history.shape)}"
             )
+
+
+def rule_out_others(logits: Tensor, allowed: Allowed, row: Tensor) -> None:
+    """
+    Take the logits of all ids that are not allowed to -infinity, in place, in rows `row` of ``[N,
+    V]`` instead of `allowed.row`. NaN and +infinity become NaN: such rows stay invalid.
+
+    Args:
+        logits: Floating ``[N, V]``.
+        allowed: The ids, on the host.
+        row: int64 ``[A]`` on the host.
+    """
+    device = logits.device
+    rows, place = torch.unique(row, return_inverse=True)
+    added = torch.full((len(rows), logits.shape[1]), -torch.inf, device=device)
+    # A host's number would make a device's copy, and wait for it.
+    nothing = torch.zeros((), device=device)
+    added.index_put_((to_device(place, device), to_device(allowed.token, device)), nothing)
+    logits.index_add_(0, to_device(rows, device), added)
 
 
 def add_biases(logits: Tensor, biases: Biases, row: Tensor) -> None:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.sampling.edits.reference import LogitEdits, Penalties
+from kernels.sampling.edits.reference import LogitEdits, Penalties, rule_out_others
 from kernels.transfer import to_device
 
 TILE = 1024
@@ -20,7 +20,7 @@ _MAX = tl.constexpr(torch.finfo(torch.float32).max)
 
 def edited(logits: Tensor, edits: LogitEdits, rows: Tensor) -> Tensor:
     """
-    Return a copy of some rows after biases and penalties, float32 ``[N, V]``.
+    Return a copy of some rows after their edits, float32 ``[N, V]``.
 
     Args:
         logits: Floating ``[R, V]``.
@@ -28,6 +28,10 @@ def edited(logits: Tensor, edits: LogitEdits, rows: Tensor) -> Tensor:
         rows: int64 ``[N]`` on the host, ascending.
     """
     copy = logits.index_select(0, to_device(rows, logits.device)).float()
+    if edits.allowed is not None:
+        allowed = edits.allowed.select(torch.isin(edits.allowed.row, rows))
+        if len(allowed.row):
+            rule_out_others(copy, allowed, torch.searchsorted(rows, allowed.row))
     if edits.biases is not None:
         biases = edits.biases.select(torch.isin(edits.biases.row, rows))
         if num_biases := len(biases.row):

@@ -50,9 +50,9 @@ class SamplingParams:
     counts from 0. Penalties apply to the tokens before the one that is sampled:
     `repetition_penalty` (1 is off) to those of prompt and output, the other two (0 is off) to those
     of the output. None of `end_ids` is sampled before `min_tokens` outputs. `logit_bias` is added
-    to the logits of distinct ids. `logprobs` is the number of likeliest ids that are reported with
-    each token's log probability; None reports no log probabilities. `prompt_logprobs` is the same
-    for the tokens of the prompt.
+    to the logits of distinct ids. Only `allowed_token_ids` are sampled, where there are any.
+    `logprobs` is the number of likeliest ids that are reported with each token's log probability;
+    None reports no log probabilities. `prompt_logprobs` is the same for the tokens of the prompt.
     """
 
     temperature: float = field(
@@ -104,6 +104,7 @@ class SamplingParams:
     )
     end_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
     logprobs: int | None = field(
         default=None,
         metadata=_declared(

@@ -221,13 +221,16 @@ async def _starts(
     threads: TokenizerThreads,
 ) -> list[ChoiceStart]:
     """Return the start of each choice, after the output that its client has already."""
-    end_token_ids = frozenset((*params.eos_token_ids, *params.stop_token_ids))
+    includes_stop = request.stopping.include_stop
+    ends = () if includes_stop else (*params.eos_token_ids, *params.stop_token_ids)
+    tokens_without_text = frozenset(ends)
 
     def make_output() -> OutputText:
         return OutputText(
             make_detokenizer(),
             stops=params.stop,
-            end_token_ids=end_token_ids,
+            end_token_ids=tokens_without_text,
+            includes_stop=includes_stop,
             min_tokens=params.sampling.min_tokens,
             tells_bytes=request.response.token_bytes,
         )
@@ -291,6 +294,7 @@ def default_stopping(model: Model) -> request_pb2.StoppingParams:
         ignore_eos=False,
         min_tokens=0,
         clamp_max_tokens=False,
+        include_stop=False,
     )
 
 
@@ -315,6 +319,7 @@ def _stopping_message(
         ignore_eos=request.stopping.ignore_eos,
         min_tokens=params.sampling.min_tokens,
         clamp_max_tokens=fit.fills_context or request.stopping.clamp_max_tokens,
+        include_stop=request.stopping.include_stop,
     )
 
 

@@ -19,7 +19,12 @@ _NEEDS_CAPABILITY = ("prompt_logprobs", "logprob_token_ids", "parse_output")
 def capabilities(*, has_tokenizer: bool, has_chat_template: bool) -> model_pb2.ModelCapabilities:
     """Return what this server can do for a model."""
     return model_pb2.ModelCapabilities(
-        text=has_tokenizer, chat=has_chat_template, logprobs=True, token_bytes=has_tokenizer
+        text=has_tokenizer,
+        chat=has_chat_template,
+        logprobs=True,
+        token_bytes=has_tokenizer,
+        allowed_token_ids=True,
+        include_stop=True,
     )
 
 

@@ -114,6 +114,7 @@ def row_params(
         top_k=max(chosen.top_k, 0),
         end_ids=tuple(sorted(set(end_ids))) if chosen.min_tokens else (),
         logit_bias=tuple(sorted(given.get("logit_bias", {}).items())),
+        allowed_token_ids=tuple(sorted(set(given.get("allowed_token_ids", ())))),
     )
 
 

@@ -7,7 +7,7 @@ Field paths start at GenerateRequest.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,7 @@ MAX_ATTEMPT_KEY_CHARS = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 64
+MAX_ALLOWED_IDS = 1024
 MAX_CHOICES = 16
 MAX_CACHE_SALT_BYTES = 256
 MIN_LIMIT_S = 0.001
@@ -77,6 +78,12 @@ def check_params(
     stop_token_ids = tuple(stopping.stop_token_ids)
     sampling = resolve_sampling(
         request, model.default_sampling, (*eos_token_ids, *stop_token_ids), choose_seed
+    )
+    check_allowed_ids(
+        request.sampling.allowed_token_ids,
+        model.vocab_size,
+        banned_ids=sampling.end_ids,
+        field="sampling.allowed_token_ids",
     )
     num_choices = request.n if request.HasField("n") else 1
     _check_choices(num_choices, sampling.temperature)
@@ -206,6 +213,35 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, *, field: str) -> None:
         raise InvalidParameter(
             f"token id {ids[at]} is not in the vocabulary, which is 0 to {vocab_size - 1}.",
             field=f"{field}[{at}]",
+        )
+
+
+def check_allowed_ids(
+    ids: Sequence[int], vocab_size: int, *, banned_ids: Collection[int], field: str
+) -> None:
+    """
+    Check the only ids that may be drawn; none at all means all.
+
+    Args:
+        ids: The ids.
+        vocab_size: Size of the vocabulary.
+        banned_ids: Ids that must not be drawn at first, under min_tokens.
+        field: Path of the field.
+
+    Raises:
+        InvalidParameter: There are too many, one is not in the vocabulary, or all are banned.
+    """
+    if len(ids) > MAX_ALLOWED_IDS:
+        raise InvalidParameter(
+            f"allowed_token_ids must have at most {MAX_ALLOWED_IDS} ids, got {len(ids)}.",
+            field=field,
+        )
+    check_token_ids(ids, vocab_size, field=field)
+    if ids and set(ids) <= set(banned_ids):
+        raise InvalidParameter(
+            "allowed_token_ids must have an id that does not end the output, since min_tokens is "
+            "not 0.",
+            field=field,
         )
 
 

@@ -46,8 +46,9 @@ class OutputText:
     Text of one output, with detokenizer and stop strings.
 
     A token is released once all of its text is certain and no part of it can be the beginning of a
-    stop string. Once a stop string is complete, `stopped` is set and further tokens are ignored.
-    Chunks have no gaps and no overlaps: their ids are the output's ids, their texts its text.
+    stop string that will be cut off. Once a stop string is complete, `stopped` is set and further
+    tokens are ignored. Chunks have no gaps and no overlaps: their ids are the output's ids, their
+    texts its text.
 
     Attributes:
         num_tokens: Number of output tokens so far, up to and including the one that ended it.
@@ -62,6 +63,7 @@ class OutputText:
         end_token_ids: frozenset[int],
         min_tokens: int = 0,
         tells_bytes: bool = False,
+        includes_stop: bool = False,
     ) -> None:
         """
         Start one output.
@@ -72,6 +74,7 @@ class OutputText:
             end_token_ids: Tokens that end the output and have no text in it.
             min_tokens: Number of first tokens with which a stop string may be complete without
                 ending the output.
+            includes_stop: True if the stop string that ends the output stays in its text.
             tells_bytes: True if the bytes of tokens are released with their logprobs.
         """
         self._detokenizer = detokenizer
@@ -79,6 +82,7 @@ class OutputText:
         self._end_token_ids = end_token_ids
         self._min_tokens = min_tokens
         self._tells_bytes = tells_bytes
+        self._includes_stop = includes_stop
         self._ids: list[int] = []  # not yet released
         self._logprobs: list[TokenLogprob] = []  # of `_ids`, or none
         self._bytes: list[TokenBytes] = []  # of `_ids`, or none
@@ -142,7 +146,7 @@ class OutputText:
     def take(self) -> OutputChunk | None:
         """Release all tokens that can be released; return None if there are none."""
         releasable = self._num_released_chars + len(self._text)
-        if self._matcher is not None and self.stopped is None:
+        if self._matcher is not None and self.stopped is None and not self._includes_stop:
             releasable -= self._matcher.num_held_chars
         boundary = None
         while self._boundaries and self._boundaries[0][1] <= releasable:
@@ -195,14 +199,14 @@ class OutputText:
             return
         self.stopped = match
         # Rounding can bring a stop string that begins in text which an earlier stream sent.
-        start = max(match.start, self._num_released_chars)
-        self._text = self._text[: start - self._num_released_chars]
+        end = max(match.end if self._includes_stop else match.start, self._num_released_chars)
+        self._text = self._text[: end - self._num_released_chars]
         self.num_tokens = num_tokens
         del self._ids[num_tokens - self._num_released_tokens :]
         del self._logprobs[num_tokens - self._num_released_tokens :]
         del self._bytes[num_tokens - self._num_released_tokens :]
         self._boundaries.clear()
-        self._boundaries.append((num_tokens, start))
+        self._boundaries.append((num_tokens, end))
 
     def _mark(self, num_tokens: int) -> None:
         if self.stopped is None:

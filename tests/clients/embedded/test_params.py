@@ -47,6 +47,7 @@ REFUSED = [
     ({"presence_penalty": -2.5}, "presence_penalty must be in [-2, 2], got -2.5."),
     ({"min_p": 1.01}, "min_p must be in [0, 1], got 1.01."),
     ({"min_p": "some"}, "min_p must be a number, got 'some'."),
+    ({"allowed_token_ids": "ab"}, "allowed_token_ids must be a tuple of whole numbers, got ab."),
     ({"min_tokens": -1}, "min_tokens must be non-negative, got -1."),
     (
         {"min_tokens": 101},

@@ -58,6 +58,20 @@ class TestWhole:
             (one.token, one.logprob, one.bytes) for one in first.top_logprobs
         ]
 
+    def test_names_of_vllm_arrive(self, client, server):
+        """
+        allowed_token_ids and include_stop_str_in_output reach the scheduler under its own names.
+        """
+        ask(
+            client,
+            extra_body={"allowed_token_ids": [4, 3], "include_stop_str_in_output": True},
+        )
+        (sent,) = server.seen.generate
+        assert ([4, 3], True) == (
+            list(sent.sampling.allowed_token_ids),
+            sent.stopping.include_stop,
+        )
+
     def test_no_logprobs_unless_asked(self, client):
         """
         Without logprobs the field is null.

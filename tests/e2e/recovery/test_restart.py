@@ -76,8 +76,8 @@ def has_begun(read: Read, options: dict) -> bool:
 
 def requests_of_all_kinds(address: str) -> list[dict]:
     """
-    Return 16 requests: greedy, sampled with the server's seed, with penalties, with two choices,
-    with stop strings.
+    Return 16 requests: greedy, sampled with the server's seed, with penalties, from some ids alone,
+    with two choices, with stop strings that are cut off and one that stays.
     """
     prompts = [f"request {number} asks for" for number in range(16)]
     penalties = {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "presence_penalty": 0.3}
@@ -86,14 +86,16 @@ def requests_of_all_kinds(address: str) -> list[dict]:
     requests = [{"prompt": prompt, **greedy} for prompt in prompts[:2]]
     requests += [{"prompt": prompt, **greedy, **penalties} for prompt in prompts[2:4]]
     requests += [{"prompt": prompt, **drawn} for prompt in prompts[4:6]]
-    requests += [{"prompt": prompt, **drawn, **penalties} for prompt in prompts[6:8]]
+    requests += [{"prompt": prompt, **drawn, **penalties} for prompt in prompts[6:7]]
+    requests.append({"prompt": prompts[7], "allowed_token_ids": list(range(40, 90)), **drawn})
     requests += [{"prompt": prompt, "n": 2, **drawn} for prompt in prompts[8:12]]
     with Client(address) as client:
         for prompt in prompts[12:]:
             whole = client.complete(prompt, **greedy).text
             stops = [whole[at : at + 4] for at in range(len(whole) // 2, len(whole) - 4)]
             late = next(stop for stop in stops if whole.index(stop) >= len(whole) // 2)
-            requests.append({"prompt": prompt, "stop": [late], **greedy})
+            stays = prompt == prompts[-1]
+            requests.append({"prompt": prompt, "stop": [late], "include_stop": stays, **greedy})
     return requests
 
 

@@ -13,6 +13,7 @@ import torch
 from executor_svc.slots.sampling import SlotSampling
 from executor_svc.slots.tokens import SlotTokens
 from kernels.sampling import reference
+from tandem.errors import SessionLost
 from tandem.link.results import StepResult
 from tandem.sampling_params import SamplingParams
 from tests.executor_svc.stepping import (
@@ -25,6 +26,7 @@ from tests.executor_svc.stepping import (
     random_tokens,
 )
 from tests.kernels.sampling.edit_oracle import RowEdits, edited_row
+from tests.kernels.sampling.rows import make_columns
 from tests.model_zoo import VOCAB_SIZE
 
 Zoo = Callable[[str], Path]
@@ -33,6 +35,9 @@ NEAR_TIE = 1e-3
 """Lead under which rounding may have decided between two ids."""
 
 PENALISED = replace(GREEDY, repetition_penalty=1.3, frequency_penalty=0.6, presence_penalty=0.4)
+CONFINED = replace(
+    SamplingParams(temperature=1.0, top_p=0.9, seed=8), allowed_token_ids=tuple(range(5, 90, 7))
+)
 SEEDED = replace(PENALISED, temperature=0.9, top_p=0.95, min_p=0.02, seed=77)
 
 
@@ -113,7 +118,9 @@ class TestPenalties:
                 edited = edited_row(logits[len(prompt) - 1 + number], row)
                 assert edited[token] > edited.max() - NEAR_TIE, (slot, number)
 
-    @pytest.mark.parametrize("sampling", [PENALISED, SEEDED], ids=["greedy", "seeded"])
+    @pytest.mark.parametrize(
+        "sampling", [PENALISED, SEEDED, CONFINED], ids=["greedy", "seeded", "confined"]
+    )
     @pytest.mark.parametrize("kept", [1, 7])
     def test_admission_with_outputs_goes_on_as_if_nothing_had_happened(
         self, zoo: Zoo, bench: Bench, sampling: SamplingParams, kept: int
@@ -152,6 +159,73 @@ class TestPenalties:
         result = bench.runner.execute(step, 1)
         assert [1] == [error.slot for error in result.row_errors]
         assert [0] == result.slot.tolist()
+
+
+class TestAllowedIds:
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_tokens_are_those_of_the_confined_softmax(self, zoo: Zoo, bench: Bench, temperature):
+        """
+        Only allowed ids are drawn: each token is the one that the noise takes from the logits of
+        transformers with all others masked, and a greedy one the best of them.
+        """
+        sampling = replace(CONFINED, temperature=temperature, top_p=1.0)
+        prompt = random_tokens(11, seed=4)
+        found = generate(bench, prompt, sampling, 16)
+        assert set(found) <= set(sampling.allowed_token_ids)
+        logits = hugging_face_logits(zoo(FAMILY), [*prompt, *found])
+        masked = torch.full_like(logits, -torch.inf)
+        allowed = list(sampling.allowed_token_ids)
+        masked[:, allowed] = logits[:, allowed]
+        for place, token in enumerate(found):
+            position = len(prompt) + place
+            columns = make_columns(
+                1, temperature=temperature, seed=sampling.seed, first_position=position
+            )
+            row = masked[position - 1 : position].float()
+            drawn = reference.sample(row, columns, margin_eps=0.0)
+            assert token == int(drawn.token) or float(drawn.margin) < NEAR_TIE
+
+    def test_neighbours_do_not_matter(self, bench: Bench):
+        """
+        A confined row and a free one get in one batch what each gets alone.
+        """
+        prompts = [random_tokens(7, seed=1), random_tokens(7, seed=2)]
+        params = [CONFINED, replace(CONFINED, allowed_token_ids=())]
+        alone = [
+            generate(bench, prompt, one, 8, slot=slot, generation=1)
+            for slot, (prompt, one) in enumerate(zip(prompts, params, strict=True))
+        ]
+        bench.runner.execute(batch(releases=[0, 1]), 1)
+        admits = [
+            replace(admission(slot, prompt, bench.take_blocks(16)), generation=9, sampling=sampling)
+            for slot, (prompt, sampling) in enumerate(zip(prompts, params, strict=True))
+        ]
+        step = batch(Row(0, 0, 7), Row(1, 0, 7), admits=admits)
+        together: list[list[int]] = [[], []]
+        for place in range(8):
+            for slot, token in tokens_of(bench.runner.execute(step, 1)).items():
+                together[slot].append(token)
+            step = batch(Row(0, 7 + place), Row(1, 7 + place))
+        assert alone == together
+
+    def test_end_ids_wait_for_their_turn(self, bench: Bench):
+        """
+        Under min_tokens an allowed end id is not drawn, and after it only the allowed ids are.
+        """
+        sampling = replace(
+            CONFINED, temperature=0.0, allowed_token_ids=(3, 4, 5), end_ids=(3, 4), min_tokens=4
+        )
+        found = generate(bench, random_tokens(11, seed=4), sampling, 12)
+        assert [5] * 4 == found[:4]
+        assert set(found) <= {3, 4, 5}
+
+    def test_id_outside_the_vocabulary_ends_the_session(self, bench: Bench):
+        """
+        An id that has no logit is an error: without it the row could be free to draw anything.
+        """
+        sampling = replace(CONFINED, allowed_token_ids=(VOCAB_SIZE,))
+        with pytest.raises(SessionLost, match="allowed_ids of slot 0"):
+            generate(bench, [1, 2], sampling, 1)
 
 
 class TestMinTokens:

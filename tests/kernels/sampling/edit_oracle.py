@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from kernels.sampling import Biases, LogitEdits, Penalties
+from kernels.sampling import Allowed, Biases, LogitEdits, Penalties
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +22,14 @@ class RowEdits:
     presence: float = 0.0
     bias: tuple[tuple[int, float], ...] = ()
     banned: tuple[int, ...] = ()
+    allowed: tuple[int, ...] = ()
 
 
 def edited_row(logits: np.ndarray, row: RowEdits) -> np.ndarray:
     """Edit a row as defined, id by id, shape ``[V]``."""
     edited = logits.astype(np.float64)
+    if row.allowed:
+        edited[~np.isin(np.arange(len(edited)), row.allowed)] = -np.inf
     for token in row.banned:
         edited[token] = -np.inf
     for token, value in row.bias:
@@ -55,10 +58,15 @@ def edits_of(rows: dict[int, RowEdits], *, padding: int = 3, junk: int = 0) -> L
             *((token, float("-inf")) for token in rows[place].banned),
         )
     ]
+    allowed = [(place, token) for place in places for token in rows[place].allowed]
     histories = [[*rows[place].prompt, *rows[place].output] for place in places]
     width = padding + max(map(len, histories), default=1)
     padded = [tokens + [junk] * (width - len(tokens)) for tokens in histories]
     return LogitEdits(
+        allowed=Allowed(
+            row=torch.tensor([entry[0] for entry in allowed], dtype=torch.int64),
+            token=torch.tensor([entry[1] for entry in allowed], dtype=torch.int64),
+        ),
         biases=Biases(
             row=torch.tensor([entry[0] for entry in bias], dtype=torch.int64),
             token=torch.tensor([entry[1] for entry in bias], dtype=torch.int64),
@@ -83,6 +91,9 @@ def row_edits(draw: st.DrawFn, vocab_size: int) -> RowEdits:
     """Draw any edits of a row that leave it something to draw."""
     ids = st.integers(0, vocab_size - 1)
     penalty = st.sampled_from([0.0, 0.25, 1.5, -0.75, -2.0])
+    banned = draw(st.sets(ids, max_size=vocab_size - 1))
+    left = sorted(set(range(vocab_size)) - banned)
+    allowed = {*draw(st.sets(ids)), draw(st.sampled_from(left))} if draw(st.booleans()) else set()
     return RowEdits(
         prompt=tuple(draw(st.lists(ids, min_size=1, max_size=6))),
         output=tuple(draw(st.lists(ids, max_size=8))),
@@ -90,5 +101,6 @@ def row_edits(draw: st.DrawFn, vocab_size: int) -> RowEdits:
         frequency=draw(penalty),
         presence=draw(penalty),
         bias=tuple(draw(st.dictionaries(ids, st.floats(-5, 5, width=16), max_size=3)).items()),
-        banned=tuple(draw(st.sets(ids, max_size=vocab_size - 1))),
+        banned=tuple(banned),
+        allowed=tuple(allowed),
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kernels.sampling import LogitEdits, reference, sample
 from kernels.sampling.logprobs import reference as logprobs
 from tests.kernels.sampling.edit_oracle import RowEdits, edited_row, edits_of, row_edits
-from tests.kernels.sampling.rows import make_columns, random_logits
+from tests.kernels.sampling.rows import chi_square, chi_square_limit, make_columns, random_logits
 
 each_way = pytest.mark.usefixtures("each_way")
 
@@ -35,7 +35,7 @@ class TestDefinition:
     @given(st.data())
     def test_edited_logits_are_those_of_the_formula(self, data):
         """
-        Bans, biases, the repetition penalty on prompt and output and the other two on the output give what the
+        Allowed ids, bans, biases, the repetition penalty on prompt and output and the other two on the output give what the
         formula gives, id by id, in the definition and in the quick way alike.
         """
         rows = data.draw(st.dictionaries(st.integers(0, 4), row_edits(VOCAB), min_size=1))
@@ -163,6 +163,60 @@ class TestBans:
         result = sample(logits, make_columns(3), edits=edits_of(rows))
         assert [True, False, True] == result.valid.tolist()
         assert 0 == int(result.token[1])
+
+
+@each_way
+class TestAllowed:
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    @pytest.mark.parametrize("top_k", [0, 3, 8])
+    def test_they_draw_as_if_all_others_were_masked(self, temperature, top_k):
+        """
+        Rows confined to some ids draw what they draw of logits that a mask confined, bit by bit.
+        """
+        logits = random_logits(64, 5000)
+        ids = [7, 8, 123, 2047, 4999]
+        columns = make_columns(64, temperature=temperature, top_k=top_k, top_p=0.9)
+        rows = {place: RowEdits(prompt=(1,), allowed=tuple(ids)) for place in range(0, 64, 2)}
+        masked = logits.clone()
+        masked[::2] = -torch.inf
+        masked[::2, ids] = logits[::2, ids]
+        expected = reference.sample(masked, columns)
+        found = sample(logits, columns, edits=edits_of(rows))
+        assert torch.equal(expected.token, found.token)
+        assert found.valid.all()
+
+    def test_they_are_drawn_by_the_confined_softmax(self):
+        """
+        Ids are drawn as often as the softmax over the allowed ones says.
+        """
+        ids = [1, 4, 6, 9]
+        num_rows = 20_000
+        logits = random_logits(1, VOCAB, spread=1.0)
+        rows = {place: RowEdits(prompt=(1,), allowed=tuple(ids)) for place in range(num_rows)}
+        drawn = sample(
+            logits.expand(num_rows, -1), make_columns(num_rows), edits=edits_of(rows)
+        ).token
+        expected = logits[0, ids].softmax(dim=0) * num_rows
+        observed = torch.bincount(drawn, minlength=VOCAB)
+        assert num_rows == int(observed[ids].sum())
+        assert chi_square(observed[ids], expected) < chi_square_limit(len(ids) - 1)
+
+    def test_no_bias_brings_another_id_back(self):
+        """
+        A bias moves only ids that are allowed.
+        """
+        row = RowEdits(prompt=(0,), allowed=(1, 2), bias=((0, 100.0), (2, 50.0)))
+        assert 2 == greedy(logits_of([[9.0, 1.0, 0.0]]), row)
+
+    @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+    def test_broken_logits_of_other_ids_fail_the_row(self, broken):
+        """
+        A row whose logits are not finite is not valid, wherever in it they are.
+        """
+        rows = {place: RowEdits(prompt=(0,), allowed=(1, 2)) for place in range(2)}
+        logits = logits_of([[broken, 1.0, 0.0], [-torch.inf, 1.0, 0.0]])
+        found = sample(logits, make_columns(2), edits=edits_of(rows))
+        assert [False, True] == found.valid.tolist()
 
 
 @each_way

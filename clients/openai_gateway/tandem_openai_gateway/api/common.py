@@ -35,11 +35,13 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
@@ -52,14 +54,14 @@ class GenerationFields(msgspec.Struct, kw_only=True):
         options: dict[str, Any] = {name: getattr(self, name) for name in _SAME_NAMES}
         if self.seed is not None:
             options["seed"] = self.seed % SEEDS
+        options["include_stop"] = self.include_stop_str_in_output
         return options
 
 
-_SAME_NAMES = tuple(
-    name
-    for name in GenerationFields.__struct_fields__
-    if name not in {"model", "stream", "stream_options", "return_token_ids"}
+_OTHER_NAMES = frozenset(
+    {"model", "stream", "stream_options", "return_token_ids", "include_stop_str_in_output"}
 )
+_SAME_NAMES = tuple(name for name in GenerationFields.__struct_fields__ if name not in _OTHER_NAMES)
 
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 

@@ -28,7 +28,6 @@ CHANGES_OUTPUT: Mapping[str, tuple[object, ...]] = {
     "web_search_options": _NEVER,
     # Keys of vLLM's server.
     "add_generation_prompt": (True,),
-    "allowed_token_ids": ([],),
     "bad_words": ([],),
     "chat_template": _NEVER,
     "chat_template_kwargs": ({},),
@@ -39,7 +38,6 @@ CHANGES_OUTPUT: Mapping[str, tuple[object, ...]] = {
     "guided_grammar": _NEVER,
     "guided_json": _NEVER,
     "guided_regex": _NEVER,
-    "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
     "logits_processors": ([],),
     "prompt_embeds": _NEVER,

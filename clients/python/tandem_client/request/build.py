@@ -48,6 +48,7 @@ _ELSEWHERE = {
     "num_return_sequences": "n",
     "best_of": "n",
     "top_logprobs": "logprobs",
+    "include_stop_str_in_output": "include_stop",
     "repeat_penalty": "repetition_penalty",
     "timeout": "deadline_s",
     "timeout_s": "deadline_s",

@@ -240,7 +240,12 @@ class TestModel:
         )
         assert not defaults.HasField("seed")
         assert told.capabilities == ModelCapabilities(
-            text=True, chat=True, logprobs=True, token_bytes=True
+            text=True,
+            chat=True,
+            logprobs=True,
+            token_bytes=True,
+            allowed_token_ids=True,
+            include_stop=True,
         )
         assert 0 < told.max_complete_bytes < 4 * 2**20 <= told.max_request_bytes
 

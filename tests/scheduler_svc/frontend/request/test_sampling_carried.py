@@ -28,6 +28,7 @@ ASKED = {
     "presence_penalty": -0.5,
     "min_p": 0.125,
     "logit_bias": {3: -2.0},
+    "allowed_token_ids": (3, 7),
 }
 """Every sampling parameter with a value that nothing has by default; exact in float32."""
 

@@ -10,11 +10,16 @@ EOS = 99
 
 
 def output_of(
-    pieces: list[bytes], stops: tuple[str, ...] = (), end_token_ids: frozenset[int] = frozenset()
+    pieces: list[bytes],
+    stops: tuple[str, ...] = (),
+    end_token_ids: frozenset[int] = frozenset(),
+    *,
+    includes_stop: bool = False,
 ) -> OutputText:
     vocabulary = {at: BytePiece.of(raw) for at, raw in enumerate(pieces)}
     detokenizer = ByteDetokenizer(vocabulary | {EOS: BytePiece.of(b"<eos>")})
-    return OutputText(detokenizer, stops=stops, end_token_ids=end_token_ids | {EOS})
+    ends = frozenset() if includes_stop else end_token_ids | {EOS}
+    return OutputText(detokenizer, stops=stops, end_token_ids=ends, includes_stop=includes_stop)
 
 
 def run(output: OutputText, ids: list[int]) -> list[tuple[int, list[int], str]]:
@@ -108,6 +113,43 @@ class TestStop:
         assert "a\ufffd" == output.stopped.stop
 
 
+class TestIncludedStop:
+    def test_stop_string_stays_and_nothing_is_held_for_it(self):
+        """
+        Text ends with the stop string, and its possible beginning is released at once; ids and
+        count are those of an output that is cut before it.
+        """
+        output = output_of([b"one E", b"N", b"D two", b"more"], ("END",), includes_stop=True)
+        assert [(0, [0], "one E"), (1, [1], "N"), (2, [2], "D")] == run(output, [0, 1, 2, 3])
+        assert (3, "END") == (output.num_tokens, output.stopped.stop)
+
+    def test_token_that_ends_the_output_has_its_text(self):
+        """
+        The text of the token that ends the output is part of it.
+        """
+        output = output_of([b"a"], includes_stop=True)
+        assert [(0, [0], "a"), (1, [EOS], "<eos>")] == run(output, [0, EOS])
+
+    @settings(max_examples=200, deadline=None)
+    @given(
+        pieces=st.lists(st.text("ab\n€", max_size=3).map(str.encode), min_size=1, max_size=12),
+        stops=st.lists(st.text("ab\n€", min_size=1, max_size=3), min_size=1, max_size=3),
+    )
+    def test_it_differs_from_a_cut_one_by_the_stop_string_alone(self, pieces, stops):
+        """
+        Of the same tokens, the text with the stop string is the one without it and then the stop
+        string; ids and the string that matched are the same.
+        """
+        cut, whole = (
+            output_of(pieces, tuple(stops), includes_stop=includes) for includes in (False, True)
+        )
+        before, after = (run(one, list(range(len(pieces)))) for one in (cut, whole))
+        text = "".join(text for *_, text in before)
+        assert cut.stopped == whole.stopped
+        assert text + (cut.stopped.stop if cut.stopped else "") == "".join(t for *_, t in after)
+        assert [i for _, ids, _ in before for i in ids] == [i for _, ids, _ in after for i in ids]
+
+
 class TestGoingOn:
     def test_half_character_is_completed_with_the_next_token(self):
         """
@@ -166,13 +208,14 @@ class TestAnyOutput:
         ),
         stops=st.lists(st.text("ab\n€\ufffd", min_size=1, max_size=3), max_size=2),
         takes=st.sets(st.integers(0, 12)),
+        includes=st.booleans(),
     )
-    def test_break_after_any_chunk_changes_nothing(self, pieces, stops, takes):
+    def test_break_after_any_chunk_changes_nothing(self, pieces, stops, takes, includes):
         """
         An output that goes on after the ids of any of its chunks releases the same ids and text as
         an unbroken one with the same next tokens.
         """
-        unbroken = output_of(pieces, tuple(stops))
+        unbroken = output_of(pieces, tuple(stops), includes_stop=includes)
         sent, text = 0, ""
         for token_id in range(len(pieces)):
             unbroken.push(token_id)
@@ -180,11 +223,14 @@ class TestAnyOutput:
             if chunk is not None:
                 sent, text = sent + len(chunk.token_ids), text + chunk.text
             if unbroken.stopped is None and chunk is not None:
-                resumed = output_of(pieces, tuple(stops))
+                resumed = output_of(pieces, tuple(stops), includes_stop=includes)
                 resumed.go_on_after(range(sent))
                 assert resumed.stopped is None
                 rest = run(resumed, list(range(sent, len(pieces))))
-                whole = run(output_of(pieces, tuple(stops)), list(range(len(pieces))))
+                whole = run(
+                    output_of(pieces, tuple(stops), includes_stop=includes),
+                    list(range(len(pieces))),
+                )
                 ids = [token_id for _, token_ids, _ in rest for token_id in token_ids]
                 assert [i for _, token_ids, _ in whole for i in token_ids] == [*range(sent), *ids]
                 assert "".join(t for *_, t in whole) == text + "".join(t for *_, t in rest)

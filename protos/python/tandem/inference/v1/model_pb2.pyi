@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ModelCapabilities(_message.Message):
-    __slots__ = ("text", "chat", "logprobs", "prompt_logprobs", "logprob_token_ids", "token_bytes", "parse_output", "structured_output")
+    __slots__ = ("text", "chat", "logprobs", "prompt_logprobs", "logprob_token_ids", "token_bytes", "parse_output", "structured_output", "allowed_token_ids", "include_stop")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,8 @@ class ModelCapabilities(_message.Message):
     TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     PARSE_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_STOP_FIELD_NUMBER: _ClassVar[int]
     text: bool
     chat: bool
     logprobs: bool
@@ -25,7 +27,9 @@ class ModelCapabilities(_message.Message):
     token_bytes: bool
     parse_output: bool
     structured_output: bool
-    def __init__(self, text: _Optional[bool] = ..., chat: _Optional[bool] = ..., logprobs: _Optional[bool] = ..., prompt_logprobs: _Optional[bool] = ..., logprob_token_ids: _Optional[bool] = ..., token_bytes: _Optional[bool] = ..., parse_output: _Optional[bool] = ..., structured_output: _Optional[bool] = ...) -> None: ...
+    allowed_token_ids: bool
+    include_stop: bool
+    def __init__(self, text: _Optional[bool] = ..., chat: _Optional[bool] = ..., logprobs: _Optional[bool] = ..., prompt_logprobs: _Optional[bool] = ..., logprob_token_ids: _Optional[bool] = ..., token_bytes: _Optional[bool] = ..., parse_output: _Optional[bool] = ..., structured_output: _Optional[bool] = ..., allowed_token_ids: _Optional[bool] = ..., include_stop: _Optional[bool] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("name", "revision", "architecture", "vocab_size", "max_model_len", "eos_token_ids", "dtype", "default_sampling", "default_stopping", "capabilities", "max_request_bytes", "max_complete_bytes")

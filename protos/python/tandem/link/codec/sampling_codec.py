@@ -24,7 +24,9 @@ from tandem.link.codec.fields import (
 from tandem.sampling_params import SamplingParams, broken_param
 
 _NUMBERS = tuple(
-    param.name for param in fields(SamplingParams) if param.name not in ("end_ids", "logit_bias")
+    param.name
+    for param in fields(SamplingParams)
+    if param.name not in ("end_ids", "logit_bias", "allowed_token_ids")
 )
 """Parameters that are one number."""
 _OPTIONAL = tuple(
@@ -42,6 +44,8 @@ def sampling_message(sampling: SamplingParams) -> batch_pb2.RowSampling:
     message = batch_pb2.RowSampling(**numbers)
     if sampling.end_ids:
         message.end_ids = raw_column(np.array(sampling.end_ids, np.int32), INT32)
+    if sampling.allowed_token_ids:
+        message.allowed_ids = raw_column(np.array(sampling.allowed_token_ids, np.int32), INT32)
     if sampling.logit_bias:
         ids, bias = zip(*sampling.logit_bias, strict=True)
         message.bias_ids = raw_column(np.array(ids, np.int32), INT32)
@@ -60,6 +64,9 @@ def read_sampling(message: batch_pb2.RowSampling, field: str) -> SamplingParams:
         **numbers,
         end_ids=tuple(read_column(message.end_ids, INT32, f"{field}.end_ids").tolist()),
         logit_bias=tuple(zip(bias_ids.tolist(), bias.tolist(), strict=True)),
+        allowed_token_ids=tuple(
+            read_column(message.allowed_ids, INT32, f"{field}.allowed_ids").tolist()
+        ),
     )
     _check(sampling, field)
     return sampling
@@ -87,5 +94,7 @@ def _check(sampling: SamplingParams, field: str) -> None:
     ids = [token for token, _ in sampling.logit_bias]
     if len(set(ids)) != len(ids):
         raise malformed(f"{field}.bias_ids", "is not distinct")
+    if len(set(sampling.allowed_token_ids)) != len(sampling.allowed_token_ids):
+        raise malformed(f"{field}.allowed_ids", "is not distinct")
     if not all(math.isfinite(value) for _, value in sampling.logit_bias):
         raise malformed(f"{field}.bias", "is not finite")
