@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-import msgspec
 import numpy as np
 import structlog
 import zmq
 
 from scheduler_svc.core.request.request import FinishReason
-from scheduler_svc.frontend.identity.identity import current_caller
+from scheduler_svc.frontend.identity.identity import with_limits
 from scheduler_svc.frontend.stream.inbox import ChoiceInbox, Received, StreamInbox
+from scheduler_svc.frontend.stream.shared_write import ItemBell, SharedWrite
 from scheduler_svc.frontend.stream.turns import StreamTurns
 from scheduler_svc.frontend.text.served_model import ServedModel
 from scheduler_svc.ipc.messages import (
@@ -37,7 +37,7 @@ from scheduler_svc.ipc.messages import (
 )
 from scheduler_svc.ipc.token_run import TokenRun
 from scheduler_svc.process.frontend_settings import FrontendSettings
-from tandem.errors import ERROR_BY_REASON, CoreTimeout, Draining, InternalError, TandemError
+from tandem.errors import CoreTimeout, Draining, InternalError, TandemError
 from tandem.link.logprobs import LogprobColumns
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -75,6 +75,7 @@ class CoreClient:
 
     Attributes:
         num_turns: Counter that grows as long as the event loop runs; read by the watch thread.
+        shared_writes: Streams of many requests each, whose clients must not stall.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class CoreClient:
         self._is_alive = True
         self._gone: TandemError | None = None
         self.num_turns = 0
+        self.shared_writes: set[SharedWrite] = set()
         self.served = ServedModel()
         self.availability = Availability(executor_attached=False, ready=False, draining=False)
 
@@ -108,6 +110,13 @@ class CoreClient:
     def num_streams(self) -> int:
         """Number of requests that have a client now."""
         return len(self._inboxes)
+
+    @property
+    def refusal(self) -> TandemError | None:
+        """Error that every new request gets now; None while they are taken."""
+        if self._gone is None and self.availability.draining:
+            return Draining("the service is draining and takes no new request: try another replica")
+        return self._gone
 
     def is_alive(self) -> bool:
         """
@@ -140,6 +149,7 @@ class CoreClient:
         *,
         before: Sequence[Received] = (Received(),),
         with_logprobs: bool = False,
+        bell: ItemBell | None = None,
     ) -> Iterator[StreamInbox]:
         """
         Submit a request to the core; leaving the block before the request ends cancels it there.
@@ -150,15 +160,14 @@ class CoreClient:
             before: Output that the client has already, one per choice.
             with_logprobs: The request asks for log probabilities: a token is delivered only
                 together with its own.
+            bell: Is rung at news, on a stream that many requests share; None for one of its own.
 
         Raises:
             HandedOver: The core is gone.
             Draining: The service admits no new request.
         """
-        if self._gone is not None:
-            raise self._gone
-        if self.availability.draining:
-            raise Draining("the service is draining and takes no new request: try another replica")
+        if (refusal := self.refusal) is not None:
+            raise refusal
         stream_id = self._next_stream_id
         self._next_stream_id += len(before)
         if self._next_stream_id > MAX_STREAM_ID:
@@ -170,11 +179,12 @@ class CoreClient:
             max_pending_bytes=self._settings.max_pending_bytes,
             now_s=self._clock(),
             turns=self._turns,
+            bell=bell,
         )
         self._inboxes[stream_id] = inbox
         self._choices.update({choice.stream_id: choice for choice in inbox.choices})
         try:
-            self._send(_with_limits(make_submit(stream_id)))
+            self._send(with_limits(make_submit(stream_id)))
             yield inbox
         finally:
             del self._inboxes[stream_id]
@@ -223,7 +233,7 @@ class CoreClient:
         finally:
             del self._replies[query_id]
         if answer.error is not None:
-            raise _error(answer.error)
+            raise answer.error.as_error()
         return answer.result
 
     def lose(self, error: TandemError) -> None:
@@ -275,7 +285,7 @@ class CoreClient:
                     inbox.accept(message)
             case Refused():
                 if inbox := self._inboxes.get(message.stream_id):
-                    inbox.refuse(_error(message))
+                    inbox.refuse(message.as_error())
             case Reply():
                 reply = self._replies.get(message.query_id)
                 if reply is not None and not reply.done():
@@ -338,7 +348,7 @@ class CoreClient:
                 choice.put_end(end)
         for failed in update.failed:
             if choice := choices.get(failed.stream_id):
-                choice.put_failure(_error(failed))
+                choice.put_failure(failed.as_error())
 
     async def _sweep(self) -> None:
         next_ping_s = 0.0
@@ -357,6 +367,8 @@ class CoreClient:
                     stall_deadline_s=self._settings.stall_deadline_s,
                     progress_interval_s=self._settings.progress_interval_s,
                 )
+            for write in list(self.shared_writes):
+                write.sweep(now_s, stall_deadline_s=self._settings.stall_deadline_s)
             if now_s >= next_ping_s:
                 next_ping_s = now_s + PING_INTERVAL_S
                 self._send(Query(query_id=0, kind="stats", argument=b"{}"))
@@ -371,6 +383,8 @@ class CoreClient:
         self._last_message_s = min(now_s, self._last_message_s + seconds)
         for inbox in self._inboxes.values():
             inbox.forgive(seconds)
+        for write in self.shared_writes:
+            write.forgive(seconds)
 
     def _notify(self) -> None:
         for listener in self._listeners:
@@ -379,19 +393,3 @@ class CoreClient:
     def close(self) -> None:
         """Close the socket; no method may be called afterwards."""
         self._socket.close()
-
-
-def _with_limits(submit: Submit) -> Submit:
-    """Add what the credentials in force allow the request's tenant."""
-    caller = current_caller.get()
-    limits = None if caller is None else caller.limits_of(submit.tenant)
-    return submit if limits is None else msgspec.structs.replace(submit, tenant_limits=limits)
-
-
-def _error(refused: Refused) -> TandemError:
-    return ERROR_BY_REASON.get(refused.reason, InternalError)(
-        refused.message,
-        field=refused.field,
-        retry_after_s=refused.retry_after_s,
-        metadata=refused.metadata,
-    )

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 
-import grpc
-
-from scheduler_svc.core.request.request import FinishReason
-from scheduler_svc.frontend.calls.call_id import call_id, name_call
+from scheduler_svc.frontend.batch.item_counts import ItemCounts
+from scheduler_svc.frontend.batch.stream import BatchStream
 from scheduler_svc.frontend.core_client import CoreClient
-from scheduler_svc.frontend.models import NamesModel, check_model, check_page, describe_model
-from scheduler_svc.frontend.request.requests import prepare_request
+from scheduler_svc.frontend.models import check_page, describe_model
 from scheduler_svc.frontend.request.tokens import detokenize, tokenize
 from scheduler_svc.frontend.request.unknown_fields import refuse_unknown_fields
-from scheduler_svc.frontend.request.validation import check_tenant, is_request_id
+from scheduler_svc.frontend.request.validation import check_tenant
+from scheduler_svc.frontend.serving import Context, RequestServing, with_tokens_emitted
 from scheduler_svc.frontend.stream.delta import OutputDelta, encode_response
-from scheduler_svc.frontend.stream.inbox import Received, StreamInbox
-from scheduler_svc.frontend.stream.stream import Message, stream_messages
+from scheduler_svc.frontend.stream.stream import stream_messages
 from scheduler_svc.frontend.stream.whole import collect
 from scheduler_svc.frontend.text.served_model import LoadedModel
 from scheduler_svc.frontend.text.tokenizer_threads import TokenizerThreads
@@ -27,8 +22,6 @@ from scheduler_svc.ipc.snapshot import AbortArgument, encode_json
 from tandem.errors import InvalidParameter, TandemError
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.inference.v1 import inference_service_pb2_grpc, model_pb2, tokens_pb2
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
@@ -41,26 +34,58 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         clock: Callable[[], float],
         *,
         max_request_bytes: int,
+        max_items: int,
+        max_pending_bytes: int,
     ) -> None:
+        """
+        Args:
+            core: The core.
+            threads: Threads for long prompts.
+            clock: Clock of the core.
+            max_request_bytes: Largest request message.
+            max_items: Most items of batches that one connection may have at a time.
+            max_pending_bytes: Most output of one batch that may wait for its client.
+        """
         self._core = core
         self._max_request_bytes = max_request_bytes
         self._threads = threads
-        self._clock = clock
+        self._serving = RequestServing(core, threads, clock)
+        self._counts = ItemCounts(max_items)
+        self._max_pending_bytes = max_pending_bytes
+        self._batches: set[BatchStream] = set()
+        core.on_change(self._ring_batches)
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # noqa: N802  # named by the proto
         """Stream the completions of one prompt."""
         num_sent: int | None = None
+        serving, left_s = self._serving, context.time_remaining()
         try:
-            async with self._serve(request, context) as (inbox, messages):
+            async with (
+                serving.serve(request, left_s=left_s) as output,
+                aclosing(stream_messages(output)) as messages,
+            ):
                 async for message in messages:
-                    await self._write(inbox, encode_response(message), context)
+                    await serving.write(output.inbox, encode_response(message), context)
                     num_sent = num_sent or 0
                     if isinstance(message, OutputDelta):
                         num_sent += len(message.chunk.token_ids)
         except TandemError as error:
             if num_sent is None:
                 raise
-            raise _with_tokens_emitted(error, num_sent) from None
+            raise with_tokens_emitted(error, num_sent) from None
+
+    async def GenerateBatch(  # noqa: N802  # named by the proto
+        self, requests: AsyncIterator[pb.GenerateBatchRequest], context: Context
+    ) -> None:
+        """Serve many requests on one stream."""
+        batch = BatchStream(
+            self._serving, self._counts, context, max_pending_bytes=self._max_pending_bytes
+        )
+        self._batches.add(batch)
+        try:
+            await batch.run(requests)
+        finally:
+            self._batches.discard(batch)
 
     async def Complete(self, request: pb.CompleteRequest, context: Context) -> pb.CompleteResponse:  # noqa: N802  # named by the proto
         """Return the whole completions of one prompt."""
@@ -69,7 +94,10 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
                 "Complete gives whole outputs: resume with Generate.", field="request.resume"
             )
         try:
-            async with self._serve(request.request, context) as (_, messages):
+            async with (
+                self._serving.serve(request.request, left_s=context.time_remaining()) as output,
+                aclosing(stream_messages(output)) as messages,
+            ):
                 return await collect(messages)
         except TandemError as error:
             if error.field is not None:
@@ -93,7 +121,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         """Return the ids of a prompt."""
         del context
         refuse_unknown_fields(request)
-        loaded = await self._loaded(request)
+        loaded = await self._serving.loaded(request)
         return await tokenize(request, loaded, self._threads)
 
     async def Detokenize(  # noqa: N802  # named by the proto
@@ -102,7 +130,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         """Return the text of ids."""
         del context
         refuse_unknown_fields(request)
-        return await detokenize(request, await self._loaded(request), self._threads)
+        return await detokenize(request, await self._serving.loaded(request), self._threads)
 
     async def GetModel(  # noqa: N802  # named by the proto
         self, request: model_pb2.GetModelRequest, context: Context
@@ -110,8 +138,8 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         """Describe a served model."""
         del context
         refuse_unknown_fields(request)
-        loaded = await self._loaded(request)
-        return model_pb2.GetModelResponse(model=describe_model(loaded, self._max_request_bytes))
+        loaded = await self._serving.loaded(request)
+        return model_pb2.GetModelResponse(model=self._described(loaded))
 
     async def ListModels(  # noqa: N802  # named by the proto
         self, request: model_pb2.ListModelsRequest, context: Context
@@ -121,79 +149,12 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         refuse_unknown_fields(request)
         check_page(request)
         loaded = await self._core.served.get()
-        return model_pb2.ListModelsResponse(
-            models=[describe_model(loaded, self._max_request_bytes)]
-        )
+        return model_pb2.ListModelsResponse(models=[self._described(loaded)])
 
-    async def _loaded(self, request: NamesModel) -> LoadedModel:
-        loaded = await self._core.served.get()
-        check_model(request, loaded.model)
-        return loaded
+    def _described(self, loaded: LoadedModel) -> model_pb2.Model:
+        return describe_model(loaded, self._max_request_bytes, self._counts.max_items)
 
-    @asynccontextmanager
-    async def _serve(
-        self, request: pb.GenerateRequest, context: Context
-    ) -> AsyncIterator[tuple[StreamInbox, AsyncGenerator[Message, None]]]:
-        """Yield a request's inbox and messages; leaving the block early cancels it in the core."""
-        arrival_s = self._clock()
-        if is_request_id(request.request_id):
-            name_call(request.request_id)
-        refuse_unknown_fields(request)
-        loaded = await self._loaded(request)
-        request_id = request.request_id or call_id()
-        prepared = await prepare_request(
-            request,
-            loaded,
-            self._threads,
-            request_id=request_id,
-            now_s=arrival_s,
-            left_s=context.time_remaining(),
-        )
-        name_call(request_id)
-        before = [Received(len(start.prior.token_ids), start.is_over) for start in prepared.starts]
-        with self._core.submit(
-            prepared.submit, before=before, with_logprobs=prepared.with_logprobs
-        ) as inbox:
-
-            def end_at_stop_string(choice: int, num_output_tokens: int) -> None:
-                self._core.end(
-                    inbox.choices[choice].stream_id,
-                    reason=FinishReason.STOP_STRING,
-                    num_output_tokens=num_output_tokens,
-                )
-
-            messages = stream_messages(
-                inbox,
-                prepared.starts,
-                started=prepared.started,
-                end_at_stop_string=end_at_stop_string,
-                blocked_by=lambda: self._core.availability.blocked_by,
-                text_of=loaded.text.token_text,
-            )
-            async with aclosing(messages):
-                yield inbox, messages
-
-    async def _write(self, inbox: StreamInbox, message: bytes, context: Context) -> None:
-        inbox.begin_write(self._clock())
-        try:
-            await context.write(message)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if inbox.slow is None or task is None:
-                raise
-            task.uncancel()
-            raise inbox.slow from None
-        except grpc.aio.InternalError:
-            # The client left, and gRPC noticed it at this write before it cancelled the call.
-            raise asyncio.CancelledError from None
-        inbox.end_write(self._clock())
-
-
-def _with_tokens_emitted(error: TandemError, num_tokens: int) -> TandemError:
-    """Return a copy of the error with `tokens_emitted`; one error object may end many streams."""
-    return type(error)(
-        error.message,
-        field=error.field,
-        retry_after_s=error.retry_after_s,
-        metadata={**error.metadata, "tokens_emitted": str(num_tokens)},
-    )
+    def _ring_batches(self) -> None:
+        """Let batches without items end when the service drains."""
+        for batch in self._batches:
+            batch.ring()

@@ -60,8 +60,8 @@ def check_page(request: model_pb2.ListModelsRequest) -> None:
         )
 
 
-def describe_model(loaded: LoadedModel, max_request_bytes: int) -> model_pb2.Model:
-    """Return what clients are told of a model."""
+def describe_model(loaded: LoadedModel, max_request_bytes: int, max_items: int) -> model_pb2.Model:
+    """Return what clients are told of a model, and of the limits of requests and batches."""
     model, text = loaded.model, loaded.text
     return model_pb2.Model(
         name=model.name,
@@ -78,4 +78,5 @@ def describe_model(loaded: LoadedModel, max_request_bytes: int) -> model_pb2.Mod
         ),
         max_request_bytes=max_request_bytes,
         max_complete_bytes=MAX_COMPLETE_BYTES,
+        max_items_in_flight=max_items,
     )

@@ -40,6 +40,8 @@ from tandem.network.token_file import TokenFile
 
 INFERENCE = inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 ADMIN = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+BATCH_BUFFERS = 16
+"""Output of a whole batch that may wait for its client, in buffers of one request."""
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
@@ -86,9 +88,7 @@ async def start_servers(
     security = settings.security
     public_tls, admin_tls = security.public_tls(), security.admin_tls()
     credentials = open_credentials(security, clock)
-    inference = InferenceServicer(
-        core, threads, clock, max_request_bytes=settings.max_message_bytes
-    )
+    inference = _inference(settings, core, threads, clock)
     access = _executor_access(settings)
     operation = AdminServicer(core, access, drain_grace_s=settings.drain_grace_s)
 
@@ -124,6 +124,22 @@ async def start_servers(
         local=local,
         metrics=metrics,
         threads=threads,
+    )
+
+
+def _inference(
+    settings: FrontendSettings,
+    core: CoreClient,
+    threads: TokenizerThreads,
+    clock: Callable[[], float],
+) -> InferenceServicer:
+    return InferenceServicer(
+        core,
+        threads,
+        clock,
+        max_request_bytes=settings.max_message_bytes,
+        max_items=settings.max_streams_per_connection,
+        max_pending_bytes=BATCH_BUFFERS * settings.max_pending_bytes,
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from scheduler_svc.core.request.tenant import TenantLimits
+from tandem.errors import ERROR_BY_REASON, InternalError, TandemError
 from tandem.sampling_params import SamplingParams
 
 
@@ -159,6 +160,15 @@ class Refused(msgspec.Struct, array_like=True, tag=13, frozen=True, kw_only=True
     field: str | None
     retry_after_s: float | None
     metadata: dict[str, str]
+
+    def as_error(self) -> TandemError:
+        """Return the error that the core told."""
+        return ERROR_BY_REASON.get(self.reason, InternalError)(
+            self.message,
+            field=self.field,
+            retry_after_s=self.retry_after_s,
+            metadata=self.metadata,
+        )
 
 
 class StreamEnd(msgspec.Struct, array_like=True, frozen=True, kw_only=True):

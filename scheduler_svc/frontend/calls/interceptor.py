@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
-import structlog
 
 from scheduler_svc.frontend.calls.call_id import call_id, start_call
+from scheduler_svc.frontend.calls.failures import typed_failure
 from scheduler_svc.frontend.calls.rpc_handlers import (
     Context,
     Handler,
@@ -17,13 +17,8 @@ from scheduler_svc.frontend.calls.rpc_handlers import (
     with_behavior,
 )
 from scheduler_svc.frontend.intake.decoding import MessageIntake
-from tandem.errors import InternalError, TandemError
+from tandem.errors import TandemError
 from tandem.status import to_grpc_status
-
-_log: structlog.stdlib.BoundLogger = structlog.get_logger()
-
-MAX_MESSAGE_BYTES = 600
-"""Limit of an error's text, which may quote a client; trailers must stay under 8 KiB."""
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not at run time
@@ -76,26 +71,10 @@ def _guarded(
             if handler.request_streaming:
                 return await serve(behavior, each_decoded(request), context)
             return await serve(behavior, await decoded(request), context)
-        except TandemError as error:
-            _log.info(
-                "call_failed",
-                method=method,
-                call_id=call_id(),
-                reason=error.reason,
-                field=error.field,
-            )
-            await _abort(context, error)
         except grpc.aio.AbortError:
             raise
-        except Exception:  # noqa: BLE001  # a bug: a typed error to the client, a traceback to the log
-            _log.exception("call_broken", method=method, call_id=call_id())
-            await _abort(
-                context,
-                InternalError(
-                    "the scheduler failed on this call because of a bug; "
-                    "its log has the traceback, as event call_broken"
-                ),
-            )
+        except Exception as error:  # noqa: BLE001  # a bug: a typed error to the client, a traceback to the log
+            await _abort(context, typed_failure(error, method))
         return None
 
     return respond
@@ -119,8 +98,5 @@ def _unless_serialized(
 
 
 async def _abort(context: Context, error: TandemError) -> None:
-    encoded = error.message.encode()
-    if len(encoded) > MAX_MESSAGE_BYTES:
-        error.message = encoded[:MAX_MESSAGE_BYTES].decode(errors="ignore") + "…"
     status = to_grpc_status(error, request_id=call_id())
     await context.abort(status.code, status.details or "", status.trailing_metadata or ())

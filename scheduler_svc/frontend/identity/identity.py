@@ -6,7 +6,10 @@ import enum
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+import msgspec
+
 from scheduler_svc.core.request.tenant import TenantLimits
+from scheduler_svc.ipc.messages import Submit
 from tandem.error_codes import PermissionDenied
 
 DEFAULT_HIGHEST_PRIORITY = 0
@@ -112,3 +115,10 @@ class Caller:
 
 current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default=None)
 """Caller of the call that this task serves; None where the service asks for no credentials."""
+
+
+def with_limits(submit: Submit) -> Submit:
+    """Add what the credentials in force allow the request's tenant."""
+    caller = current_caller.get()
+    limits = None if caller is None else caller.limits_of(submit.tenant)
+    return submit if limits is None else msgspec.structs.replace(submit, tenant_limits=limits)

@@ -25,6 +25,9 @@ from tandem.error_codes import PermissionDenied, Unauthenticated
 from tandem.errors import InvalidParameter
 from tandem.network.tls_files import ServerTls
 
+CLAIMED_BY_ITEM = frozenset({"/tandem.inference.v1.InferenceService/GenerateBatch"})
+"""Methods that claim each item of their messages by themselves: one that is refused fails alone."""
+
 
 class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not at run time
     """
@@ -65,7 +68,7 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             return _refusing(error)
         if caller is None:
             return with_behavior(handler, self._by_certificate(handler, method), takes_stream=True)
-        return with_behavior(handler, self._served(handler, caller))
+        return with_behavior(handler, self._served(handler, caller, method))
 
     def _of_token(self, metadata: Any) -> Caller | None:
         """Return the caller that the token proves; None if only a certificate can prove one."""
@@ -107,21 +110,21 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             caller = self._of_certificate(context)
             self._admit(caller.identity, method)
             request = requests if handler.request_streaming else await _only(requests, method)
-            return await self._served(handler, caller)(request, context)
+            return await self._served(handler, caller, method)(request, context)
 
         return respond
 
     def _served(
-        self, handler: Handler, caller: Caller
+        self, handler: Handler, caller: Caller, method: str
     ) -> Callable[[Any, Context], Awaitable[object]]:
         behavior = behavior_of(handler)
 
         async def respond(request: Any, context: Context) -> object:
             current_caller.set(caller)
             if self._role is Role.GENERATE:
-                if handler.request_streaming:
+                if handler.request_streaming and method not in CLAIMED_BY_ITEM:
                     request = _each_claimed(request, caller.identity)
-                else:
+                elif not handler.request_streaming:
                     claim(request, caller.identity)
             return await serve(behavior, request, context)
 

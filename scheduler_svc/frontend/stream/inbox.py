@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scheduler_svc.core.request.events import ProgressKind
+from scheduler_svc.frontend.stream.shared_write import ItemBell, slow_consumer
 from scheduler_svc.frontend.stream.turns import Bell, StreamTurns
 from scheduler_svc.ipc.messages import Accepted, StreamEnd, StreamProgress
 from tandem.errors import InternalError, SlowConsumer, TandemError
@@ -149,7 +151,12 @@ class ChoiceInbox:
         self._inbox.put_failure(error)
 
     def take(self) -> ChoiceNews:
-        """Return and clear the news of this choice; tokens without their logprobs stay."""
+        """
+        Return and clear the news of this choice; tokens without their logprobs stay, and tokens
+        beyond what one message may have.
+        """
+        if len(self._tokens) > self._inbox.max_taken:
+            return self._take_first()
         tokens, logprobs, end = self._tokens, self._logprobs, self._end
         self._has_news, self._tokens, self._end = False, array("i"), None
         if logprobs is None:
@@ -157,6 +164,22 @@ class ChoiceInbox:
         count = min(len(tokens), len(logprobs))
         self._tokens, self._logprobs = tokens[count:], logprobs[count:]
         return ChoiceNews(self.choice, tokens[:count].tolist(), end, logprobs[:count])
+
+    def _take_first(self) -> ChoiceNews:
+        """Return as much as one message may have; the rest, and the end, are still news."""
+        logprobs, count = self._logprobs, self._inbox.max_taken
+        self._has_news = False
+        if logprobs is not None:
+            count = min(count, len(logprobs))
+            self._logprobs = logprobs[count:]
+        news = ChoiceNews(
+            self.choice, self._tokens[:count].tolist(), None, logprobs and logprobs[:count]
+        )
+        self._tokens = self._tokens[count:]
+        self._inbox.num_left_bytes += len(self._tokens) * BYTES_PER_TOKEN
+        if self._end is not None or logprobs is None or self._logprobs:
+            self._note_news()
+        return news
 
     def _note_news(self) -> None:
         if not self._has_news:
@@ -190,6 +213,8 @@ class StreamInbox:
         last_sent_s: Time at which the client last took a message; see `sweep`.
         num_pending_bytes: Size of the output of all choices that was not taken yet.
         max_pending_bytes: Limit of that size.
+        max_taken: Most tokens of a choice that are taken together.
+        num_left_bytes: Size of tokens that the last `take` left for the next one.
         is_closed: True once further output is ignored.
         wake: Wakes the request's task when something arrived.
         with_news: Choices with news that was not taken yet.
@@ -204,8 +229,14 @@ class StreamInbox:
         max_pending_bytes: int,
         now_s: float,
         turns: StreamTurns | None = None,
+        bell: ItemBell | None = None,
     ) -> None:
-        self._something = Bell(turns or StreamTurns())
+        self._something = bell or Bell(turns or StreamTurns())
+        self._shared = None if bell is None else bell.write
+        self.max_taken = (
+            sys.maxsize if bell is None else bell.max_taken(with_logprobs=with_logprobs)
+        )
+        self.num_left_bytes = 0
         self.wake = self._something.ring
         self.is_closed = False
         self.with_news: list[ChoiceInbox] = []
@@ -266,9 +297,9 @@ class StreamInbox:
     def take(self) -> News:
         """Return all news since the last call."""
         news, self._news = self._news, News()
-        news.choices = [choice.take() for choice in self.with_news]
-        self.with_news.clear()
-        self.num_pending_bytes = 0
+        with_news, self.with_news, self.num_left_bytes = self.with_news, [], 0
+        news.choices = [choice.take() for choice in with_news]
+        self.num_pending_bytes = self.num_left_bytes
         return news
 
     def begin_write(self, now_s: float) -> None:
@@ -288,6 +319,8 @@ class StreamInbox:
 
     def sweep(self, now_s: float, *, stall_deadline_s: float, progress_interval_s: float) -> None:
         """Wake a silent stream and end a stalled one; called at regular intervals."""
+        if self._shared is not None and self._shared.is_writing:
+            return
         if self._write_began_s is None:
             if now_s - self.last_sent_s >= progress_interval_s:
                 self._news.is_silent = True
@@ -303,8 +336,11 @@ class StreamInbox:
 
     def give_up_if_slow(self) -> None:
         """End the request with `SlowConsumer` if its task is waiting for the client."""
-        if self._write_began_s is not None:
-            self._give_up(f"{self.num_pending_bytes:,} bytes of output wait for the client")
+        why = f"{self.num_pending_bytes:,} bytes of output wait for the client"
+        if self._shared is not None and self._shared.is_writing:
+            self.put_failure(slow_consumer(why))
+        elif self._write_began_s is not None:
+            self._give_up(why)
 
     def note_progress(self, choice: ChoiceInbox) -> None:
         """Note a choice's progress; only that of the first choice that is not over is sent."""
@@ -322,5 +358,5 @@ class StreamInbox:
         if self._slow is not None or self._writer is None:
             return
         self.is_closed = True
-        self._slow = SlowConsumer(f"{why}: read faster, or resume from the output you have")
+        self._slow = slow_consumer(why)
         self._writer.cancel()

@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from scheduler_svc.core.request.events import ProgressKind
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.frontend.stream.delta import OutputDelta
-from scheduler_svc.frontend.stream.inbox import ChoiceNews, News, StreamInbox
+from scheduler_svc.frontend.stream.inbox import ChoiceNews, StreamInbox
 from scheduler_svc.frontend.text.output import ChoiceStart, OutputChunk, OutputText, PriorEnd
 from scheduler_svc.ipc.messages import Accepted, StreamEnd, StreamProgress
-from tandem.errors import InternalError
+from tandem.errors import InternalError, TandemError
 from tandem.inference.v1 import request_pb2, stream_pb2
 from tandem.inference.v1.inference_service_pb2 import GenerateResponse
 
@@ -23,61 +23,115 @@ EndAtStopString = Callable[[int, int], None]
 that completed a stop string."""
 
 
-async def stream_messages(
-    inbox: StreamInbox,
-    starts: Sequence[ChoiceStart],
-    *,
-    started: stream_pb2.Started,
-    end_at_stop_string: EndAtStopString,
-    blocked_by: Callable[[], str],
-    text_of: Callable[[int], str],
-) -> AsyncGenerator[Message, None]:
+class RequestOutput:
     """
-    Yield the messages of a request that was submitted to the core.
+    Messages of a request that was submitted to the core, made of what is in its inbox.
 
-    Everything that arrives while the consumer is busy is merged into the next messages.
+    Everything that arrives between two `take` is merged into the next messages.
 
-    Args:
+    Attributes:
         inbox: Inbox of the request.
-        starts: Start of each choice.
-        started: The first message.
-        end_at_stop_string: See `EndAtStopString`.
-        blocked_by: Returns the reason why no request is computed; empty while requests are.
-        text_of: Returns the text of a token by itself.
+        is_started: True once the request was accepted and `start` returned its first messages.
+        is_over: True once the last message was returned.
+        failure: Error that ends the request, after the messages returned so far.
+        pause_s: Shortest time, in seconds, until the next `take`, unless the request ends before.
+    """
+
+    def __init__(
+        self,
+        inbox: StreamInbox,
+        starts: Sequence[ChoiceStart],
+        *,
+        started: stream_pb2.Started,
+        end_at_stop_string: EndAtStopString,
+        blocked_by: Callable[[], str],
+        text_of: Callable[[int], str],
+    ) -> None:
+        """
+        Args:
+            inbox: Inbox of the request.
+            starts: Start of each choice.
+            started: The first message.
+            end_at_stop_string: See `EndAtStopString`.
+            blocked_by: Returns the reason why no request is computed; empty while requests are.
+            text_of: Returns the text of a token by itself.
+        """
+        self._started = started
+        self._end_at_stop_string = end_at_stop_string
+        self._blocked_by = blocked_by
+        self._choices = [
+            _Choice(number, start, text_of, started.response) for number, start in enumerate(starts)
+        ]
+        self.inbox = inbox
+        self.is_started = False
+        self.is_over = False
+        self.failure: TandemError | None = None
+        self.pause_s = 0.0
+
+    def start(self) -> list[Message]:
+        """
+        Return the first messages; none while the core has not accepted the request.
+
+        Raises:
+            TandemError: The core refused the request.
+        """
+        accepted = self.inbox.accepted
+        if accepted is None:
+            refusal = self.inbox.take().failure
+            if refusal is not None:
+                raise refusal
+            return []
+        self.is_started = True
+        return [
+            GenerateResponse(started=_as_accepted(self._started, accepted)),
+            *(
+                _finished_before(choice.number, choice.output, choice.prior_end)
+                for choice in self._choices
+                if choice.prior_end is not None
+            ),
+        ]
+
+    def take(self) -> list[Message]:
+        """Return the messages that the news make, once the request has started."""
+        choices = self._choices
+        news = self.inbox.take()
+        deltas = [
+            message
+            for one in news.choices
+            for message in choices[one.choice].messages(one, self._end_at_stop_string)
+        ]
+        self.pause_s = self._started.response.min_delta_interval_s if deltas else 0.0
+        # Progress that arrived together with a token happened before the token.
+        if news.progress is not None or (news.is_silent and not deltas):
+            progress = news.progress or self.inbox.progress
+            deltas.insert(0, _progress(progress, self._blocked_by()))
+        self.failure = news.failure
+        if news.failure is None and all(choice.is_over for choice in choices):
+            self.is_over = True
+            deltas.append(_done(choices, self._started))
+        return deltas
+
+
+async def stream_messages(output: RequestOutput) -> AsyncGenerator[Message, None]:
+    """
+    Yield the messages of a request.
 
     Raises:
         TandemError: The request was refused or failed; output before that was yielded.
     """
-    while inbox.accepted is None:
+    inbox = output.inbox
+    while not output.is_started:
         await inbox.wait()
-        refusal = inbox.take().failure if inbox.accepted is None else None
-        if refusal is not None:
-            raise refusal
-    yield GenerateResponse(started=_as_accepted(started, inbox.accepted))
-
-    response = started.response
-    choices = [_Choice(number, start, text_of, response) for number, start in enumerate(starts)]
-    for choice in choices:
-        if choice.prior_end is not None:
-            yield _finished_before(choice.number, choice.output, choice.prior_end)
-    while True:
-        news = inbox.take()
-        deltas = [
-            message
-            for one in news.choices
-            for message in choices[one.choice].messages(one, end_at_stop_string)
-        ]
-        # Progress that arrived together with a token happened before the token.
-        if news.progress is not None or _needs_sign_of_life(news, deltas):
-            yield _progress(news.progress or inbox.progress, blocked_by())
-        for message in deltas:
+        for message in output.start():
             yield message
-        if news.failure is not None:
-            raise news.failure
-        if all(choice.is_over for choice in choices):
-            yield _done(choices, started)
+    while True:
+        for message in output.take():
+            yield message
+        if output.failure is not None:
+            raise output.failure
+        if output.is_over:
             return
-        await _next_news(inbox, response.min_delta_interval_s if deltas else 0.0)
+        await _next_news(inbox, output.pause_s)
 
 
 async def _next_news(inbox: StreamInbox, interval_s: float) -> None:
@@ -166,10 +220,6 @@ def _as_accepted(started: stream_pb2.Started, accepted: Accepted) -> stream_pb2.
             started.stopping.clamp_max_tokens = True  # the end of the memory ends the output
         started.stopping.max_tokens = accepted.max_tokens
     return started
-
-
-def _needs_sign_of_life(news: News, deltas: list[Message]) -> bool:
-    return news.is_silent and not deltas
 
 
 def _progress(progress: StreamProgress | None, blocked_by: str) -> GenerateResponse:

@@ -1,5 +1,6 @@
 from tandem.common.v1 import errors_pb2 as _errors_pb2
 from tandem.common.v1 import finish_reason_pb2 as _finish_reason_pb2
+from tandem.inference.v1 import batch_pb2 as _batch_pb2
 from tandem.inference.v1 import chat_pb2 as _chat_pb2
 from tandem.inference.v1 import model_pb2 as _model_pb2
 from tandem.inference.v1 import request_pb2 as _request_pb2
@@ -67,6 +68,22 @@ class GenerateResponse(_message.Message):
     finished: _stream_pb2.Finished
     done: _stream_pb2.Done
     def __init__(self, started: _Optional[_Union[_stream_pb2.Started, _Mapping]] = ..., progress: _Optional[_Union[_stream_pb2.Progress, _Mapping]] = ..., delta: _Optional[_Union[_stream_pb2.Delta, _Mapping]] = ..., finished: _Optional[_Union[_stream_pb2.Finished, _Mapping]] = ..., done: _Optional[_Union[_stream_pb2.Done, _Mapping]] = ...) -> None: ...
+
+class BatchItem(_message.Message):
+    __slots__ = ("item", "request")
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    item: int
+    request: GenerateRequest
+    def __init__(self, item: _Optional[int] = ..., request: _Optional[_Union[GenerateRequest, _Mapping]] = ...) -> None: ...
+
+class GenerateBatchRequest(_message.Message):
+    __slots__ = ("add", "cancel")
+    ADD_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    add: _containers.RepeatedCompositeFieldContainer[BatchItem]
+    cancel: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, add: _Optional[_Iterable[_Union[BatchItem, _Mapping]]] = ..., cancel: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CompleteRequest(_message.Message):
     __slots__ = ("request",)

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from tandem.inference.v1 import batch_pb2 as tandem_dot_inference_dot_v1_dot_batch__pb2
 from tandem.inference.v1 import inference_service_pb2 as tandem_dot_inference_dot_v1_dot_inference__service__pb2
 from tandem.inference.v1 import model_pb2 as tandem_dot_inference_dot_v1_dot_model__pb2
 from tandem.inference.v1 import tokens_pb2 as tandem_dot_inference_dot_v1_dot_tokens__pb2
@@ -51,6 +52,11 @@ class InferenceServiceStub:
                 '/tandem.inference.v1.InferenceService/Generate',
                 request_serializer=tandem_dot_inference_dot_v1_dot_inference__service__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=tandem_dot_inference_dot_v1_dot_inference__service__pb2.GenerateResponse.FromString,
+                _registered_method=True)
+        self.GenerateBatch = channel.stream_stream(
+                '/tandem.inference.v1.InferenceService/GenerateBatch',
+                request_serializer=tandem_dot_inference_dot_v1_dot_inference__service__pb2.GenerateBatchRequest.SerializeToString,
+                response_deserializer=tandem_dot_inference_dot_v1_dot_batch__pb2.GenerateBatchResponse.FromString,
                 _registered_method=True)
         self.Complete = channel.unary_unary(
                 '/tandem.inference.v1.InferenceService/Complete',
@@ -112,6 +118,22 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GenerateBatch(self, request_iterator, context):
+        """GenerateBatch is many Generates on one stream, for clients with hundreds of requests: the events of many items share
+        messages. EXPERIMENTAL: it may still change or go; see "Compatibility" in protos/README.md. An item is a request
+        like any other: it counts in every limit and in the order between tenants, and gets the events of Generate or an
+        `error`, which ends only that item. The client adds and cancels items at any time. Half-closing means that no more
+        come: the call ends OK after the last event of the last item. Cancelling the call, or its deadline, which covers the
+        whole stream, frees what all items hold within two steps; time_limit_s covers one item. Credential and metadata are
+        those that opened the stream. A message that is invalid itself, not only in an item's request, ends the call
+        (INVALID_PARAMETER), as does a client that does not read (SLOW_CONSUMER); a server that drains ends it once no
+        item is left (DRAINING). Items that had not ended are resumed on another stream, or with Generate. Not idempotent:
+        each item is a request of its own, as one of Generate is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Complete(self, request, context):
         """Complete is Generate for callers that want only the whole text. Same limits, errors and cancellation. Not
         idempotent: a repetition is a request of its own, as one of Generate is. An answer of more than
@@ -166,6 +188,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=tandem_dot_inference_dot_v1_dot_inference__service__pb2.GenerateRequest.FromString,
                     response_serializer=tandem_dot_inference_dot_v1_dot_inference__service__pb2.GenerateResponse.SerializeToString,
+            ),
+            'GenerateBatch': grpc.stream_stream_rpc_method_handler(
+                    servicer.GenerateBatch,
+                    request_deserializer=tandem_dot_inference_dot_v1_dot_inference__service__pb2.GenerateBatchRequest.FromString,
+                    response_serializer=tandem_dot_inference_dot_v1_dot_batch__pb2.GenerateBatchResponse.SerializeToString,
             ),
             'Complete': grpc.unary_unary_rpc_method_handler(
                     servicer.Complete,
@@ -236,6 +263,33 @@ class InferenceService:
             '/tandem.inference.v1.InferenceService/Generate',
             tandem_dot_inference_dot_v1_dot_inference__service__pb2.GenerateRequest.SerializeToString,
             tandem_dot_inference_dot_v1_dot_inference__service__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateBatch(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tandem.inference.v1.InferenceService/GenerateBatch',
+            tandem_dot_inference_dot_v1_dot_inference__service__pb2.GenerateBatchRequest.SerializeToString,
+            tandem_dot_inference_dot_v1_dot_batch__pb2.GenerateBatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.inference.v1 import request_pb2 as tandem_dot_inference_dot_v1_dot_request__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftandem/inference/v1/model.proto\x12\x13tandem.inference.v1\x1a!tandem/inference/v1/request.proto\"\xec\x01\n\x11ModelCapabilities\x12\x0c\n\x04text\x18\x01 \x01(\x08\x12\x0c\n\x04\x63hat\x18\x02 \x01(\x08\x12\x10\n\x08logprobs\x18\x03 \x01(\x08\x12\x17\n\x0fprompt_logprobs\x18\x04 \x01(\x08\x12\x19\n\x11logprob_token_ids\x18\x05 \x01(\x08\x12\x13\n\x0btoken_bytes\x18\x06 \x01(\x08\x12\x14\n\x0cparse_output\x18\x07 \x01(\x08\x12\x19\n\x11structured_output\x18\x08 \x01(\x08\x12\x19\n\x11\x61llowed_token_ids\x18\t \x01(\x08\x12\x14\n\x0cinclude_stop\x18\n \x01(\x08\"\x81\x03\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\x0f\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12=\n\x10\x64\x65\x66\x61ult_sampling\x18\x08 \x01(\x0b\x32#.tandem.inference.v1.SamplingParams\x12=\n\x10\x64\x65\x66\x61ult_stopping\x18\t \x01(\x0b\x32#.tandem.inference.v1.StoppingParams\x12<\n\x0c\x63\x61pabilities\x18\n \x01(\x0b\x32&.tandem.inference.v1.ModelCapabilities\x12\x19\n\x11max_request_bytes\x18\x0b \x01(\x04\x12\x1a\n\x12max_complete_bytes\x18\x0c \x01(\x04\"/\n\x0fGetModelRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_model\"=\n\x10GetModelResponse\x12)\n\x05model\x18\x01 \x01(\x0b\x32\x1a.tandem.inference.v1.Model\"a\n\x11ListModelsRequest\x12\x16\n\tpage_size\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\npage_token\x18\x02 \x01(\tH\x01\x88\x01\x01\x42\x0c\n\n_page_sizeB\r\n\x0b_page_token\"Y\n\x12ListModelsResponse\x12*\n\x06models\x18\x01 \x03(\x0b\x32\x1a.tandem.inference.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\tBt\n\x16io.tandem.inference.v1P\x01ZBgithub.com/tandem-serve/tandem/clients/go/inference/v1;inferencev1\xaa\x02\x13Tandem.Inference.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftandem/inference/v1/model.proto\x12\x13tandem.inference.v1\x1a!tandem/inference/v1/request.proto\"\xec\x01\n\x11ModelCapabilities\x12\x0c\n\x04text\x18\x01 \x01(\x08\x12\x0c\n\x04\x63hat\x18\x02 \x01(\x08\x12\x10\n\x08logprobs\x18\x03 \x01(\x08\x12\x17\n\x0fprompt_logprobs\x18\x04 \x01(\x08\x12\x19\n\x11logprob_token_ids\x18\x05 \x01(\x08\x12\x13\n\x0btoken_bytes\x18\x06 \x01(\x08\x12\x14\n\x0cparse_output\x18\x07 \x01(\x08\x12\x19\n\x11structured_output\x18\x08 \x01(\x08\x12\x19\n\x11\x61llowed_token_ids\x18\t \x01(\x08\x12\x14\n\x0cinclude_stop\x18\n \x01(\x08\"\x9e\x03\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\x0f\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12=\n\x10\x64\x65\x66\x61ult_sampling\x18\x08 \x01(\x0b\x32#.tandem.inference.v1.SamplingParams\x12=\n\x10\x64\x65\x66\x61ult_stopping\x18\t \x01(\x0b\x32#.tandem.inference.v1.StoppingParams\x12<\n\x0c\x63\x61pabilities\x18\n \x01(\x0b\x32&.tandem.inference.v1.ModelCapabilities\x12\x19\n\x11max_request_bytes\x18\x0b \x01(\x04\x12\x1a\n\x12max_complete_bytes\x18\x0c \x01(\x04\x12\x1b\n\x13max_items_in_flight\x18\r \x01(\r\"/\n\x0fGetModelRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_model\"=\n\x10GetModelResponse\x12)\n\x05model\x18\x01 \x01(\x0b\x32\x1a.tandem.inference.v1.Model\"a\n\x11ListModelsRequest\x12\x16\n\tpage_size\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\npage_token\x18\x02 \x01(\tH\x01\x88\x01\x01\x42\x0c\n\n_page_sizeB\r\n\x0b_page_token\"Y\n\x12ListModelsResponse\x12*\n\x06models\x18\x01 \x03(\x0b\x32\x1a.tandem.inference.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\tBt\n\x16io.tandem.inference.v1P\x01ZBgithub.com/tandem-serve/tandem/clients/go/inference/v1;inferencev1\xaa\x02\x13Tandem.Inference.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,13 +36,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELCAPABILITIES']._serialized_start=92
   _globals['_MODELCAPABILITIES']._serialized_end=328
   _globals['_MODEL']._serialized_start=331
-  _globals['_MODEL']._serialized_end=716
-  _globals['_GETMODELREQUEST']._serialized_start=718
-  _globals['_GETMODELREQUEST']._serialized_end=765
-  _globals['_GETMODELRESPONSE']._serialized_start=767
-  _globals['_GETMODELRESPONSE']._serialized_end=828
-  _globals['_LISTMODELSREQUEST']._serialized_start=830
-  _globals['_LISTMODELSREQUEST']._serialized_end=927
-  _globals['_LISTMODELSRESPONSE']._serialized_start=929
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1018
+  _globals['_MODEL']._serialized_end=745
+  _globals['_GETMODELREQUEST']._serialized_start=747
+  _globals['_GETMODELREQUEST']._serialized_end=794
+  _globals['_GETMODELRESPONSE']._serialized_start=796
+  _globals['_GETMODELRESPONSE']._serialized_end=857
+  _globals['_LISTMODELSREQUEST']._serialized_start=859
+  _globals['_LISTMODELSREQUEST']._serialized_end=956
+  _globals['_LISTMODELSRESPONSE']._serialized_start=958
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1047
 # @@protoc_insertion_point(module_scope)

@@ -32,7 +32,7 @@ class ModelCapabilities(_message.Message):
     def __init__(self, text: _Optional[bool] = ..., chat: _Optional[bool] = ..., logprobs: _Optional[bool] = ..., prompt_logprobs: _Optional[bool] = ..., logprob_token_ids: _Optional[bool] = ..., token_bytes: _Optional[bool] = ..., parse_output: _Optional[bool] = ..., structured_output: _Optional[bool] = ..., allowed_token_ids: _Optional[bool] = ..., include_stop: _Optional[bool] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "revision", "architecture", "vocab_size", "max_model_len", "eos_token_ids", "dtype", "default_sampling", "default_stopping", "capabilities", "max_request_bytes", "max_complete_bytes")
+    __slots__ = ("name", "revision", "architecture", "vocab_size", "max_model_len", "eos_token_ids", "dtype", "default_sampling", "default_stopping", "capabilities", "max_request_bytes", "max_complete_bytes", "max_items_in_flight")
     NAME_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class Model(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_COMPLETE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_ITEMS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     name: str
     revision: str
     architecture: str
@@ -57,7 +58,8 @@ class Model(_message.Message):
     capabilities: ModelCapabilities
     max_request_bytes: int
     max_complete_bytes: int
-    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., default_sampling: _Optional[_Union[_request_pb2.SamplingParams, _Mapping]] = ..., default_stopping: _Optional[_Union[_request_pb2.StoppingParams, _Mapping]] = ..., capabilities: _Optional[_Union[ModelCapabilities, _Mapping]] = ..., max_request_bytes: _Optional[int] = ..., max_complete_bytes: _Optional[int] = ...) -> None: ...
+    max_items_in_flight: int
+    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., default_sampling: _Optional[_Union[_request_pb2.SamplingParams, _Mapping]] = ..., default_stopping: _Optional[_Union[_request_pb2.StoppingParams, _Mapping]] = ..., capabilities: _Optional[_Union[ModelCapabilities, _Mapping]] = ..., max_request_bytes: _Optional[int] = ..., max_complete_bytes: _Optional[int] = ..., max_items_in_flight: _Optional[int] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = ("model",)

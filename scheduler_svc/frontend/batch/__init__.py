@@ -1,0 +1,1 @@
+"""Many requests on one stream: GenerateBatch."""

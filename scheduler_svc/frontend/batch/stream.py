@@ -1,0 +1,252 @@
+"""One GenerateBatch call: items come in, and their events go out together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine
+
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from scheduler_svc.frontend.batch.item import Item
+from scheduler_svc.frontend.batch.item_counts import ItemCounts, connection_of
+from scheduler_svc.frontend.calls.call_id import call_id, start_call
+from scheduler_svc.frontend.calls.failures import typed_failure
+from scheduler_svc.frontend.identity.access import claim
+from scheduler_svc.frontend.identity.identity import current_caller
+from scheduler_svc.frontend.serving import Context, RequestServing
+from scheduler_svc.frontend.stream.shared_write import ItemBell, SharedWrite
+from tandem.errors import FeatureUnsupported, InvalidParameter, TandemError
+from tandem.inference.v1 import inference_service_pb2 as pb
+
+METHOD = "/tandem.inference.v1.InferenceService/GenerateBatch"
+MAX_MESSAGE_BYTES = 1 << 20
+"""Most bytes of one response message."""
+ITEMS_PER_MESSAGE = 256
+"""Most items of one message: other calls go on between two messages."""
+
+
+class BatchStream:
+    """
+    One call. Owned by the event loop: a task reads, one serves each item, the call's own writes.
+
+    What arrives for items while a message is written is merged per item, as on their own streams.
+    """
+
+    def __init__(
+        self,
+        serving: RequestServing,
+        counts: ItemCounts,
+        context: Context,
+        *,
+        max_pending_bytes: int,
+    ) -> None:
+        """
+        Args:
+            serving: Serves the requests.
+            counts: Numbers of items in flight of all connections.
+            context: The call.
+            max_pending_bytes: Most output of all items that may wait for the client.
+        """
+        self._serving = serving
+        self._counts = counts
+        self._context = context
+        self._connection = connection_of(context.peer(), self)
+        self._write = SharedWrite(max_pending_bytes)
+        self._line: deque[ItemBell] = deque()
+        """Items with news."""
+        self._encoded: deque[tuple[bytes, Item]] = deque()
+        """Events that go with the next messages, and their items."""
+        self._items: dict[int, Item] = {}
+        """Items in flight by number."""
+        self._refused: dict[int, Item] = {}
+        """Items that were refused before they were in flight, until that was sent."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._last_number = -1
+        self._is_half_closed = False
+        self._failure: Exception | None = None
+        self._something = asyncio.Event()
+        self._none_refused = asyncio.Event()
+
+    def ring(self) -> None:
+        """Look for something to send, or for the end of the service."""
+        self._something.set()
+
+    async def run(self, requests: AsyncIterator[pb.GenerateBatchRequest]) -> None:
+        """
+        Serve the call until it is complete.
+
+        Raises:
+            TandemError: The client sent what cannot be, is too slow, or the service ends.
+        """
+        writes = self._serving.core.shared_writes
+        writes.add(self._write)
+        self._begin(self._read(requests))
+        try:
+            await self._send()
+        finally:
+            writes.discard(self._write)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _begin(
+        self, work: Coroutine[None, None, None], context: contextvars.Context | None = None
+    ) -> None:
+        task = asyncio.create_task(work, context=context)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _read(self, requests: AsyncIterator[pb.GenerateBatchRequest]) -> None:
+        try:
+            async for message in requests:
+                self._take(message)
+                # A client that adds more than it may must read why before it can add on.
+                while self._refused:
+                    self._none_refused.clear()
+                    await self._none_refused.wait()
+            self._is_half_closed = True
+        except Exception as error:  # noqa: BLE001  # goes on in the call's own task
+            self._failure = error
+        self.ring()
+
+    def _take(self, message: pb.GenerateBatchRequest) -> None:
+        _check_known(message, "")
+        for at, one in enumerate(message.add):
+            _check_known(one, f"add[{at}]")
+            if one.item <= self._last_number:
+                raise InvalidParameter(
+                    f"item numbers must grow: {one.item} came after {self._last_number}.",
+                    field=f"add[{at}].item",
+                )
+            self._last_number = one.item
+            self._add(one)
+        for at, number in enumerate(message.cancel):
+            if number > self._last_number:
+                raise InvalidParameter(f"no item {number} was added.", field=f"cancel[{at}]")
+            item = self._items.get(number)
+            if item is not None and not item.is_cancelled:
+                item.is_cancelled = True
+                if item.output is not None:
+                    self._serving.cancel(item.output.inbox)
+
+    def _add(self, one: pb.BatchItem) -> None:
+        item = Item(one.item, self._line, self.ring, self._write)
+        try:
+            self._counts.enter(self._connection)
+        except TandemError as error:
+            self._refused[item.number] = item
+            item.request_id = one.request.request_id
+            item.fail(error)
+            return
+        self._items[item.number] = item
+        item.log_context = contextvars.copy_context()
+        self._begin(self._serve(item, one.request), item.log_context)
+
+    async def _serve(self, item: Item, request: pb.GenerateRequest) -> None:
+        start_call(self._context.invocation_metadata())
+        item.request_id = call_id()
+        try:
+            caller = current_caller.get()
+            if caller is not None:
+                claim(request, caller.identity)
+            left_s = self._context.time_remaining()
+            async with self._serving.serve(request, left_s=left_s, bell=item.bell) as output:
+                item.request_id = call_id()
+                item.output = output
+                self._write.inboxes.add(output.inbox)
+                try:
+                    if item.is_cancelled:
+                        self._serving.cancel(output.inbox)
+                    item.bell.ring()  # in case that news came before there was an output
+                    await item.over.wait()
+                finally:
+                    self._write.inboxes.discard(output.inbox)
+        except Exception as error:  # noqa: BLE001  # a bug costs one item only, and is logged
+            item.request_id = call_id()
+            item.fail(typed_failure(error, METHOD))
+        finally:
+            if item.is_ended or item.failure is None:
+                self._leave(item)
+
+    def _leave(self, item: Item) -> None:
+        if self._items.pop(item.number, None) is not None:
+            self._counts.leave(self._connection)
+            self.ring()
+
+    async def _send(self) -> None:
+        while True:
+            await self._something.wait()
+            self._something.clear()
+            while events := self._next_events():
+                await self._serving.write(
+                    self._write, b"".join([event for event, _ in events]), self._context
+                )
+                self._note_sent(events)
+            if self._failure is not None:
+                raise self._failure
+            if not (self._items or self._refused):
+                if self._is_half_closed:
+                    return
+                refusal = self._serving.core.refusal
+                if refusal is not None:
+                    raise refusal
+
+    def _next_events(self) -> list[tuple[bytes, Item]]:
+        """Return the events of the next message, with their items; none if nothing is new."""
+        encoded, line = self._encoded, self._line
+        events: list[tuple[bytes, Item]] = []
+        num_bytes = num_items = 0
+        while True:
+            while encoded:
+                num_bytes += len(encoded[0][0])
+                if num_bytes > MAX_MESSAGE_BYTES and events:
+                    return events
+                events.append(encoded.popleft())
+            if not line or num_items == ITEMS_PER_MESSAGE:
+                return events
+            num_items += 1
+            number = line.popleft().item
+            item = self._items.get(number) or self._refused.get(number)
+            if item is not None:
+                encoded.extend((event, item) for event in self._events_of(item))
+
+    def _events_of(self, item: Item) -> list[bytes]:
+        try:
+            return item.events()
+        except Exception as error:  # noqa: BLE001  # a bug costs one item only, and is logged
+            context = item.log_context or contextvars.copy_context()
+            item.fail(context.run(typed_failure, error, METHOD))
+            return item.events()
+
+    def _note_sent(self, events: list[tuple[bytes, Item]]) -> None:
+        now_s = self._serving.clock()
+        pending = {item.number for _, item in self._encoded}
+        for _, item in events:
+            if item.output is not None:
+                item.output.inbox.last_sent_s = now_s
+            if item.is_ended and item.number not in pending:
+                item.over.set()
+                self._refused.pop(item.number, None)
+                if item.failure is not None:
+                    self._leave(item)
+        if not self._refused:
+            self._none_refused.set()
+
+
+def _check_known(message: pb.GenerateBatchRequest | pb.BatchItem, path: str) -> None:
+    """
+    Refuse a message that itself has a field which this version of the contract lacks; that of a
+    request in it is the affair of its item.
+
+    Raises:
+        FeatureUnsupported: It has one.
+    """
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        raise FeatureUnsupported(
+            f"{path or message.DESCRIPTOR.name} has a field of number "
+            f"{unknown[0].field_number}, which this server does not know.",
+            field=path,
+        )

@@ -1,0 +1,149 @@
+"""Way of a request from its message to its output, the same for calls and for items of a batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import grpc
+
+from scheduler_svc.core.request.request import FinishReason
+from scheduler_svc.frontend.calls.call_id import call_id, name_call
+from scheduler_svc.frontend.core_client import CoreClient
+from scheduler_svc.frontend.models import NamesModel, check_model
+from scheduler_svc.frontend.request.requests import prepare_request
+from scheduler_svc.frontend.request.unknown_fields import refuse_unknown_fields
+from scheduler_svc.frontend.request.validation import is_request_id
+from scheduler_svc.frontend.stream.inbox import Received, StreamInbox
+from scheduler_svc.frontend.stream.shared_write import ItemBell
+from scheduler_svc.frontend.stream.stream import RequestOutput
+from scheduler_svc.frontend.text.served_model import LoadedModel
+from scheduler_svc.frontend.text.tokenizer_threads import TokenizerThreads
+from tandem.errors import SlowConsumer, TandemError
+from tandem.inference.v1 import inference_service_pb2 as pb
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Writing(Protocol):
+    """Watch over a client that takes messages; `slow` is set when it cancelled the writing task."""
+
+    @property
+    def slow(self) -> SlowConsumer | None:
+        """Error of a client that is too slow."""
+
+    def begin_write(self, now_s: float) -> None:
+        """Note that the calling task starts to wait for the client to take a message."""
+
+    def end_write(self, now_s: float) -> None:
+        """Note that the client took the message."""
+
+
+class RequestServing:
+    """Preparation, submission and output of the requests of one process."""
+
+    def __init__(
+        self, core: CoreClient, threads: TokenizerThreads, clock: Callable[[], float]
+    ) -> None:
+        self._threads = threads
+        self.clock = clock
+        self.core = core
+
+    async def loaded(self, request: NamesModel) -> LoadedModel:
+        """Return the served model, which the request may name."""
+        loaded = await self.core.served.get()
+        check_model(request, loaded.model)
+        return loaded
+
+    @asynccontextmanager
+    async def serve(
+        self, request: pb.GenerateRequest, *, left_s: float | None, bell: ItemBell | None = None
+    ) -> AsyncIterator[RequestOutput]:
+        """
+        Yield a request's output; leaving the block early cancels it in the core.
+
+        Args:
+            request: The client's request.
+            left_s: Seconds until the call's deadline, if it has one.
+            bell: Is rung at news, on a stream that many requests share; None for one of its own.
+
+        Raises:
+            TandemError: The request is refused; field paths start at GenerateRequest.
+        """
+        arrival_s = self.clock()
+        if is_request_id(request.request_id):
+            name_call(request.request_id)
+        refuse_unknown_fields(request)
+        loaded = await self.loaded(request)
+        request_id = request.request_id or call_id()
+        prepared = await prepare_request(
+            request,
+            loaded,
+            self._threads,
+            request_id=request_id,
+            now_s=arrival_s,
+            left_s=left_s,
+        )
+        name_call(request_id)
+        core = self.core
+        before = [Received(len(start.prior.token_ids), start.is_over) for start in prepared.starts]
+        with core.submit(
+            prepared.submit, before=before, with_logprobs=prepared.with_logprobs, bell=bell
+        ) as inbox:
+
+            def end_at_stop_string(choice: int, num_output_tokens: int) -> None:
+                core.end(
+                    inbox.choices[choice].stream_id,
+                    reason=FinishReason.STOP_STRING,
+                    num_output_tokens=num_output_tokens,
+                )
+
+            yield RequestOutput(
+                inbox,
+                prepared.starts,
+                started=prepared.started,
+                end_at_stop_string=end_at_stop_string,
+                blocked_by=lambda: core.availability.blocked_by,
+                text_of=loaded.text.token_text,
+            )
+
+    def cancel(self, inbox: StreamInbox) -> None:
+        """Ask the core to end all choices of a request; their output comes to its end."""
+        for choice in inbox.choices:
+            if not choice.is_over:
+                self.core.end(
+                    choice.stream_id, reason=FinishReason.CANCELLED, num_output_tokens=None
+                )
+
+    async def write(self, writing: Writing, message: bytes, context: Context) -> None:
+        """
+        Write one message and wait until the client's window has room for it.
+
+        Raises:
+            SlowConsumer: The client did not take it in time.
+        """
+        writing.begin_write(self.clock())
+        try:
+            await context.write(message)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if writing.slow is None or task is None:
+                raise
+            task.uncancel()
+            raise writing.slow from None
+        except grpc.aio.InternalError:
+            # The client left, and gRPC noticed it at this write before it cancelled the call.
+            raise asyncio.CancelledError from None
+        writing.end_write(self.clock())
+
+
+def with_tokens_emitted(error: TandemError, num_tokens: int) -> TandemError:
+    """Return a copy of the error with `tokens_emitted`; one error object may end many streams."""
+    return type(error)(
+        error.message,
+        field=error.field,
+        retry_after_s=error.retry_after_s,
+        metadata={**error.metadata, "tokens_emitted": str(num_tokens)},
+    )
