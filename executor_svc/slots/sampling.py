@@ -97,6 +97,7 @@ class SlotSampling:
         self._end_ids = _IdLists(num_slots)
         self._biases = _IdLists(num_slots)
         self._allowed = _IdLists(num_slots)
+        self._logprob_ids = _IdLists(num_slots)
         self._num_logprobs = np.full(num_slots, -1, np.int64)
         self._beyond_graphs = np.zeros(num_slots, np.bool_)
         """True for slots with a parameter of `_OFF_IN_GRAPHS` away from its default."""
@@ -120,6 +121,9 @@ class SlotSampling:
         )
         self._num_logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         self._any_logprobs |= sampling.logprobs is not None
+        requested = sampling.logprob_token_ids
+        self._check_known(slot, "logprob_ids", requested)
+        self._put(self._logprob_ids, slot, list(requested), [0.0] * len(requested))
         asked = sampling.prompt_logprobs
         self._num_prompt_logprobs[slot] = -1 if asked is None else asked
         self._any_prompt_logprobs |= asked is not None
@@ -206,6 +210,19 @@ class SlotSampling:
             return None
         return self._num_prompt_logprobs[slot], self._prompt_len[slot]
 
+    def logprob_ids(self, slot: Int32Column) -> torch.Tensor | None:
+        """
+        Return the ids whose logprobs each slot requests, int64 ``[R, W]``, -1 after the last; None
+        if there are none.
+        """
+        count = self._logprob_ids.count[slot]
+        if not count.any():
+            return None
+        _, ids, _ = self._logprob_ids.of(slot)
+        found = np.full((len(slot), int(count.max())), -1, np.int64)
+        found[np.arange(found.shape[1]) < count[:, None]] = ids
+        return torch.from_numpy(found)
+
     def _admit_edits(self, admission: Admission) -> None:
         slot, sampling = admission.slot, admission.sampling
         self._prompt_len[slot] = admission.num_prompt_tokens
@@ -223,12 +240,15 @@ class SlotSampling:
         self._any_edits |= sampling.has_penalties or bool(bias) or bool(end_ids)
 
     def _admit_allowed(self, slot: int, ids: tuple[int, ...]) -> None:
-        outside = [token_id for token_id in ids if not 0 <= token_id < self._vocab_size]
-        if outside:  # left out, it could leave none, which would allow all
-            raise SessionLost(
-                f"allowed_ids of slot {slot} has {outside[0]}, outside [0, {self._vocab_size})"
-            )
+        self._check_known(slot, "allowed_ids", ids)  # none left would allow all
         self._put(self._allowed, slot, list(ids), [0.0] * len(ids))
+
+    def _check_known(self, slot: int, name: str, ids: tuple[int, ...]) -> None:
+        outside = [token_id for token_id in ids if not 0 <= token_id < self._vocab_size]
+        if outside:
+            raise SessionLost(
+                f"{name} of slot {slot} has {outside[0]}, outside [0, {self._vocab_size})"
+            )
 
     def _put(self, lists: _IdLists, slot: int, ids: list[int], values: list[float]) -> None:
         if not ids:

@@ -92,13 +92,23 @@ class StepOutcome:
 
 
 def logprob_columns(logprobs: Logprobs) -> LogprobColumns:
-    """Convert logprobs on the host to columns; each row has as many top ids as it asked for."""
+    """
+    Convert logprobs on the host to columns; each row has as many top ids as it asked for, then the
+    ids that it requested.
+    """
     count = logprobs.num_top.numpy()
     wanted = np.arange(logprobs.top_token.shape[1]) < count[:, None]
+    top_token, top = logprobs.top_token.numpy(), logprobs.top.numpy()
+    if logprobs.requested_ids is not None and logprobs.requested is not None:
+        requested = logprobs.requested_ids.numpy()
+        wanted = np.concatenate([wanted, requested >= 0], axis=1)
+        top_token = np.concatenate([top_token, requested], axis=1)
+        top = np.concatenate([top, logprobs.requested.numpy()], axis=1)
+        count = wanted.sum(axis=1)
     return LogprobColumns(
         row=logprobs.row.numpy().astype(np.int32),
         chosen=logprobs.chosen.numpy(),
         top_start=np.concatenate([np.zeros(1, np.int32), np.cumsum(count, dtype=np.int32)]),
-        top_token=logprobs.top_token.numpy()[wanted].astype(np.int32),
-        top=logprobs.top.numpy()[wanted],
+        top_token=top_token[wanted].astype(np.int32),
+        top=top[wanted],
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -119,6 +119,7 @@ def fetch_sampled(sampled: Sampled, queue: DeviceQueue) -> Callable[[], Sampled]
     tensors = [sampled.token, sampled.valid]
     tensors += [] if margin is None else [margin]
     tensors += [] if told is None else [told.chosen, told.top_token, told.top]
+    tensors += [] if told is None or told.requested is None else [told.requested]
     wait = queue.fetch(tensors)
 
     def collect() -> Sampled:
@@ -145,5 +146,11 @@ def fetch_tokens(tokens: Tensor, queue: DeviceQueue) -> Callable[[], Sampled]:
 
 
 def _on_host(told: Logprobs, columns: list[Tensor]) -> Logprobs:
-    chosen, top_token, top = columns
-    return Logprobs(row=told.row, num_top=told.num_top, chosen=chosen, top_token=top_token, top=top)
+    chosen, top_token, top, *requested = columns
+    return replace(
+        told,
+        chosen=chosen,
+        top_token=top_token,
+        top=top,
+        requested=requested[0] if requested else None,
+    )

@@ -337,6 +337,7 @@ class ModelRunner:
             self._sampling.columns(rows.slot, rows.position),
             edits=self._sampling.edits(rows.slot, rows.position, self._tokens),
             num_logprobs=self._sampling.num_logprobs(rows.slot),
+            logprob_ids=self._sampling.logprob_ids(rows.slot),
             margin_eps=self._margin_eps,
         )
 

@@ -102,6 +102,7 @@ class StaticDecodes:
             sampling.columns(rows.slot, rows.position),
             edits=edits,
             num_logprobs=sampling.num_logprobs(rows.slot),
+            logprob_ids=sampling.logprob_ids(rows.slot),
             margin_eps=margin_eps,
         )
         self.step.finish(sampled.token, sampled.valid)

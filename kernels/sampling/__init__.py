@@ -9,6 +9,7 @@ numbers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from kernels.sampling.columns import Sampled, SamplingColumns
 from kernels.sampling.edits.reference import Allowed, Biases, LogitEdits, Penalties, check_edits
 from kernels.sampling.logprobs import cpu_extension as logprobs_cpu_extension
 from kernels.sampling.logprobs import reference as logprobs_reference
-from kernels.sampling.logprobs.reference import Logprobs, ranks
+from kernels.sampling.logprobs.reference import Logprobs, ranks, with_requested
 from kernels.sampling.needs import Needs
 
 __all__ = [
@@ -88,6 +89,7 @@ def sample(
     *,
     edits: LogitEdits | None = None,
     num_logprobs: Tensor | None = None,
+    logprob_ids: Tensor | None = None,
     margin_eps: float | None = None,
 ) -> Sampled:
     """
@@ -105,6 +107,8 @@ def sample(
         edits: Allowed ids, biases and penalties of the rows that have any.
         num_logprobs: int64 ``[R]`` on the host: number of top ids to report with each token's
             logprob; -1 for rows without logprobs.
+        logprob_ids: int64 ``[R, W]`` on the host: ids whose logprobs are reported as well, -1 after
+            a row's last; only with `num_logprobs`, and only for rows with logprobs.
         margin_eps: Also compute margins, with ids within this distance of a cut; slower, for
             equality tests.
 
@@ -128,7 +132,16 @@ def sample(
             f"{list(num_logprobs.shape)}"
         )
     run = _operation.on(logits.device)
-    return run(logits, columns, edits=edits, num_logprobs=num_logprobs, margin_eps=margin_eps)
+    num_top = num_logprobs
+    if num_logprobs is not None and logprob_ids is not None:  # the best id's is needed then
+        num_top = torch.where(num_logprobs == 0, 1, num_logprobs)
+    sampled = run(logits, columns, edits=edits, num_logprobs=num_top, margin_eps=margin_eps)
+    told = sampled.logprobs
+    if told is None or num_logprobs is None or logprob_ids is None:
+        return sampled
+    told = with_requested(logits, told, logprob_ids)
+    asked = num_logprobs[told.row].clamp(max=logits.shape[1])
+    return replace(sampled, logprobs=replace(told, num_top=asked))
 
 
 def draw(logits: Tensor, columns: SamplingColumns, needs: Needs) -> tuple[Tensor, Tensor]:

@@ -171,6 +171,27 @@ class TestLogprobs:
             assert len(values) == 4
             assert sum(map(math.exp, values)) <= 1 + 1e-3
 
+    def test_requested_ids_are_told_at_every_place(self, small):
+        """
+        Each token comes with the log probabilities of the named ids, in their order, which are
+        those that a likeliest id has among the likeliest.
+        """
+        options = OPTIONS | {"logprobs": 3, "token_bytes": True}
+        with small.client() as client:
+            plain = client.complete("hello", **options)
+            ids = [plain.logprobs[0].top[2][0], 65, plain.logprobs[0].top[0][0]]
+            told = client.complete("hello", logprob_token_ids=ids, **options)
+        assert plain.token_ids == told.token_ids
+        assert [3] * 24 == [len(one.requested) for one in told.logprobs]
+        top = plain.logprobs[0].top
+        assert [top[2][1], top[0][1]] == pytest.approx(
+            told.logprobs[0].requested[::2], abs=LOGPROB_NOISE
+        )
+        assert [one.top for one in plain.logprobs] == [one.top for one in told.logprobs]
+        assert [one.top_token_bytes for one in plain.logprobs] == [
+            one.top_token_bytes for one in told.logprobs
+        ]
+
     def test_best_token_of_a_greedy_request_is_its_own(self, small):
         """
         The greedy token without penalties is the likeliest, and its two log probabilities are

@@ -138,6 +138,7 @@ def admissions(draw: st.DrawFn) -> Admission:
             logit_bias=tuple(
                 draw(st.dictionaries(SLOT, st.floats(-100, 100, width=32), max_size=3)).items()
             ),
+            logprob_token_ids=tuple(draw(st.lists(SLOT, max_size=3))),
             allowed_token_ids=tuple(draw(st.sets(SLOT, max_size=3))),
             logprobs=draw(st.none() | st.integers(0, 20)),
             prompt_logprobs=draw(st.none() | st.integers(0, 20)),

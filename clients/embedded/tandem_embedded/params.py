@@ -9,6 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, SupportsIndex, get_args, get_type_hints
 
 from scheduler_svc.core.admission import MAX_PRIORITY, MIN_PRIORITY
+from scheduler_svc.frontend.request.response import MAX_LOGPROB_IDS
 from scheduler_svc.frontend.request.sampling import check_logit_bias, row_params
 from scheduler_svc.frontend.request.validation import (
     MAX_CACHE_SALT_BYTES,
@@ -69,6 +70,8 @@ class GenerationParams:
         allowed_token_ids: Only these ids are drawn, at most 1,024; () = all.
         logprobs: Number of likeliest tokens, 0 to 20, that are returned with each token's log
             probability; None = no log probabilities.
+        logprob_token_ids: Ids, at most 64, whose log probabilities follow those of the likeliest
+            tokens, in this order; they need `logprobs`.
         stop: Stop strings, at most 16: the output ends before the first one that is complete. They
             need a tokenizer.
         n: Number of completions of the prompt, 1 to 16; more than one cannot be greedy.
@@ -93,6 +96,7 @@ class GenerationParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     allowed_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     n: int = 1
     priority: int = 0
@@ -160,6 +164,7 @@ class GenerationParams:
                 banned_ids=ends if self.min_tokens else (),
                 field="allowed_token_ids",
             )
+            check_token_ids(self.logprob_token_ids, vocab_size, field="logprob_token_ids")
             check_token_ids(self.stop_token_ids, vocab_size, field="stop_token_ids")
 
     def _rules(self) -> tuple[tuple[bool, str, str], ...]:
@@ -168,6 +173,12 @@ class GenerationParams:
         return (
             (self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be at least 1"),
             (1 <= self.n <= MAX_CHOICES, "n", f"must be in [1, {MAX_CHOICES}]"),
+            (
+                len(self.logprob_token_ids) <= MAX_LOGPROB_IDS
+                and (self.logprobs is not None or not self.logprob_token_ids),
+                "logprob_token_ids",
+                f"must have at most {MAX_LOGPROB_IDS} ids, and needs logprobs",
+            ),
             (MIN_PRIORITY <= self.priority <= MAX_PRIORITY, "priority", "must be an int32"),
             (
                 len(self.cache_salt.encode()) <= MAX_CACHE_SALT_BYTES,
@@ -213,7 +224,7 @@ class GenerationParams:
         stop: Any = self.stop
         if not isinstance(stop, tuple | list) or not all(isinstance(one, str) for one in stop):
             raise self._refusal("stop", "must be a tuple of strings")
-        for name in ("stop_token_ids", "allowed_token_ids"):
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             if not _are_ids(getattr(self, name)):
                 raise self._refusal(name, "must be a tuple of whole numbers")
         biases: Mapping[Any, Any] = self.logit_bias

@@ -80,7 +80,8 @@ class TokenLogprobs:
     Natural log probability of a token by the model itself; `top` has (id, logprob) of the likeliest
     tokens, best first. `text` and `top_texts` are texts of single tokens, for display; they are
     empty if the server sends none. `token_bytes` and `top_token_bytes` are what the tokens add, or
-    would have added, to the UTF-8 of the output, where `token_bytes` was asked for.
+    would have added, to the UTF-8 of the output, where `token_bytes` was asked for; `requested` are
+    the log probabilities of `logprob_token_ids`, in their order.
     """
 
     logprob: float
@@ -89,6 +90,7 @@ class TokenLogprobs:
     top_texts: tuple[str, ...] = ()
     token_bytes: bytes = b""
     top_token_bytes: tuple[bytes, ...] = ()
+    requested: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,6 +310,7 @@ def _logprobs(message: stream_pb2.Delta | inference.Completion) -> tuple[TokenLo
             top_texts=tuple(one.top_texts),
             token_bytes=one.token_bytes,
             top_token_bytes=tuple(one.top_token_bytes),
+            requested=tuple(one.requested_logprobs),
         )
         for one in message.logprobs
     )

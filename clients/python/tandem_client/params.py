@@ -87,6 +87,8 @@ class GenerateOptions(PromptOptions, total=False):
         cache_salt: Salt of the prefix cache; only requests with the same salt share cached prompts.
         logprobs: Number of likeliest tokens, 0 to 20, that are returned with each token's log
             probability.
+        logprob_token_ids: Ids whose log probabilities are returned at each place, too, at most 64;
+            needs `logprobs`.
         token_bytes: True: the bytes of each token, and of the likeliest ones, are returned with
             the log probabilities, so that characters split over tokens can be put together.
         omit_text: True: outputs have ids only.
@@ -126,6 +128,7 @@ class GenerateOptions(PromptOptions, total=False):
     tenant: str | None
     cache_salt: str | None
     logprobs: int | None
+    logprob_token_ids: Sequence[int] | None
     token_bytes: bool | None
     omit_text: bool | None
     omit_token_ids: bool | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ class Logprobs:
         chosen: float32 ``[Q]``, logprob of the drawn token.
         top_token: int64 ``[Q, K]``, top ids.
         top: float32 ``[Q, K]``, their logprobs.
+        requested_ids: int64 ``[Q, W]`` on the host, ids that the rows requested, -1 after the last;
+            None if no row did.
+        requested: float32 ``[Q, W]``, their logprobs; arbitrary for -1.
     """
 
     row: Tensor
@@ -35,6 +38,8 @@ class Logprobs:
     chosen: Tensor
     top_token: Tensor
     top: Tensor
+    requested_ids: Tensor | None = None
+    requested: Tensor | None = None
 
 
 def log_sum_exp(values: Tensor) -> Tensor:
@@ -98,6 +103,24 @@ def ranks(logits: Tensor, token: Tensor) -> Tensor:
         is_before = (values > logit) | ((values == logit) & (ids < own))
         parts.append(is_before.sum(dim=1) + 1)
     return torch.cat(parts) if parts else token.clone()
+
+
+def with_requested(logits: Tensor, told: Logprobs, ids: Tensor) -> Logprobs:
+    """
+    Add the logprobs of requested ids: that of the best id and the logit's distance from the best.
+
+    Args:
+        logits: Floating ``[R, V]``, before any edit.
+        told: Logprobs of these rows, with at least the best id of each.
+        ids: int64 ``[R, W]`` on the host, -1 after a row's last id.
+    """
+    device = logits.device
+    mine = ids[told.row]
+    row = to_device(told.row, device)[:, None]
+    values = logits[row, to_device(mine.clamp(min=0), device)].float()
+    best = logits[row, told.top_token[:, :1]].float()
+    requested = (values - best) + told.top[:, :1]
+    return replace(told, requested_ids=mine, requested=requested)
 
 
 def rows_per_copy(logits: Tensor) -> int:

@@ -52,7 +52,8 @@ class SamplingParams:
     of the output. None of `end_ids` is sampled before `min_tokens` outputs. `logit_bias` is added
     to the logits of distinct ids. Only `allowed_token_ids` are sampled, where there are any.
     `logprobs` is the number of likeliest ids that are reported with each token's log probability;
-    None reports no log probabilities. `prompt_logprobs` is the same for the tokens of the prompt.
+    None reports no log probabilities. Those of `logprob_token_ids` follow them. `prompt_logprobs`
+    is the same for the tokens of the prompt.
     """
 
     temperature: float = field(
@@ -117,6 +118,8 @@ class SamplingParams:
             (lambda value: 0 <= value <= MAX_LOGPROBS, f"must be in [0, {MAX_LOGPROBS}]")
         ),
     )
+
+    logprob_token_ids: tuple[int, ...] = ()
 
     @property
     def has_penalties(self) -> bool:

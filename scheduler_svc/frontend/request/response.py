@@ -12,7 +12,8 @@ from tandem.inference.v1.inference_service_pb2 import GenerateRequest
 from tandem.sampling_params import MAX_LOGPROBS
 
 MAX_DELTA_INTERVAL_S = 10.0
-_NEEDS_CAPABILITY = ("prompt_logprobs", "logprob_token_ids", "parse_output")
+MAX_LOGPROB_IDS = 64
+_NEEDS_CAPABILITY = ("prompt_logprobs", "parse_output")
 """Options that have a capability of the same name, which no server of this release has."""
 
 
@@ -23,6 +24,7 @@ def capabilities(*, has_tokenizer: bool, has_chat_template: bool) -> model_pb2.M
         chat=has_chat_template,
         logprobs=True,
         token_bytes=has_tokenizer,
+        logprob_token_ids=True,
         allowed_token_ids=True,
         include_stop=True,
     )
@@ -57,10 +59,17 @@ def check_text_options(response: request_pb2.ResponseOptions, *, has_tokenizer: 
 
 
 def _check_values(response: request_pb2.ResponseOptions) -> None:
-    if response.token_bytes and not response.HasField("logprobs"):
+    for name in ("token_bytes", "logprob_token_ids"):
+        if getattr(response, name) and not response.HasField("logprobs"):
+            raise InvalidParameter(
+                f"{name} needs logprobs, which tells the tokens one by one: set it, to 0 at least.",
+                field=f"response.{name}",
+            )
+    if len(response.logprob_token_ids) > MAX_LOGPROB_IDS:
         raise InvalidParameter(
-            "token_bytes needs logprobs, which tells the tokens one by one: set it, to 0 at least.",
-            field="response.token_bytes",
+            f"logprob_token_ids must have at most {MAX_LOGPROB_IDS} ids, "
+            f"got {len(response.logprob_token_ids)}.",
+            field="response.logprob_token_ids",
         )
     if response.logprobs > MAX_LOGPROBS:
         raise InvalidParameter(

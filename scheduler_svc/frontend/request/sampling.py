@@ -90,6 +90,7 @@ def resolve_sampling(
     given["seed"] = given["seed"] if "seed" in given else choose_seed()
     response = request.response
     given["logprobs"] = response.logprobs if response.HasField("logprobs") else None
+    given["logprob_token_ids"] = response.logprob_token_ids
     return row_params(given, defaults, end_ids)
 
 
@@ -114,6 +115,7 @@ def row_params(
         top_k=max(chosen.top_k, 0),
         end_ids=tuple(sorted(set(end_ids))) if chosen.min_tokens else (),
         logit_bias=tuple(sorted(given.get("logit_bias", {}).items())),
+        logprob_token_ids=tuple(given.get("logprob_token_ids", ())),
         allowed_token_ids=tuple(sorted(set(given.get("allowed_token_ids", ())))),
     )
 

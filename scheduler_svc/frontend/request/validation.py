@@ -79,6 +79,9 @@ def check_params(
     sampling = resolve_sampling(
         request, model.default_sampling, (*eos_token_ids, *stop_token_ids), choose_seed
     )
+    check_token_ids(
+        request.response.logprob_token_ids, model.vocab_size, field="response.logprob_token_ids"
+    )
     check_allowed_ids(
         request.sampling.allowed_token_ids,
         model.vocab_size,

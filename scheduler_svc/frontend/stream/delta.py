@@ -14,6 +14,7 @@ from scheduler_svc.frontend.text.output import OutputChunk, TokenBytes
 from tandem.inference.v1.inference_service_pb2 import GenerateResponse
 from tandem.inference.v1.stream_pb2 import Delta, TokenLogprobs
 from tandem.link.codec.varint import LENGTH_DELIMITED, VARINT, tag, varint
+from tandem.link.logprobs import TokenLogprob
 
 _DELTA = tag(GenerateResponse, "delta", LENGTH_DELIMITED)
 _CHOICE = tag(Delta, "choice", VARINT)
@@ -30,7 +31,8 @@ def _no_text(_token_id: int) -> str:
 class OutputDelta(NamedTuple):
     """
     New output of one choice; `text_of` returns the text of a token by itself, for logprobs. The
-    client may have asked for a response `with_text` or `with_ids` only.
+    client may have asked for a response `with_text` or `with_ids` only. The last `num_requested` of
+    the ids that logprobs come with are those that the client named.
     """
 
     choice: int
@@ -38,10 +40,11 @@ class OutputDelta(NamedTuple):
     text_of: Callable[[int], str] = _no_text
     with_text: bool = True
     with_ids: bool = True
+    num_requested: int = 0
 
     def encode(self) -> bytes:
         """Return a serialized GenerateResponse."""
-        choice, chunk, _, with_text, with_ids = self
+        choice, chunk, _, with_text, with_ids, _ = self
         ids = array("i", chunk.token_ids).tobytes() if with_ids else b""
         text = chunk.text.encode() if with_text else b""
         delta = b"".join(
@@ -63,21 +66,30 @@ def logprobs_of(delta: OutputDelta) -> list[TokenLogprobs]:
     """Return the logprobs of each token; empty if the request did not ask for them."""
     chunk, text_of = delta.chunk, delta.text_of
     raws: Iterable[TokenBytes] = chunk.token_bytes or repeat(_NO_BYTES)
-    return [
-        TokenLogprobs(
-            logprob=logprob,
-            top_token_ids=top_token_ids,
-            top_logprobs=top_logprobs,
-            text=text_of(token_id),
-            top_texts=[text_of(one) for one in top_token_ids],
-            token_bytes=raw.chosen,
-            top_token_bytes=raw.top,
-        )
-        # There are as many logprobs, and bytes, as tokens, or none.
-        for token_id, (logprob, top_token_ids, top_logprobs, _), raw in zip(
-            chunk.token_ids, chunk.logprobs, raws, strict=False
-        )
-    ]
+    # There are as many logprobs, and bytes, as tokens, or none.
+    entries = zip(chunk.token_ids, chunk.logprobs, raws, strict=False)
+    return [_told(delta, text_of, *entry) for entry in entries]
+
+
+def _told(
+    delta: OutputDelta,
+    text_of: Callable[[int], str],
+    token_id: int,
+    told: TokenLogprob,
+    raw: TokenBytes,
+) -> TokenLogprobs:
+    num_top = len(told.top_token_ids) - delta.num_requested
+    top_token_ids = told.top_token_ids[:num_top]
+    return TokenLogprobs(
+        logprob=told.logprob,
+        top_token_ids=top_token_ids,
+        top_logprobs=told.top_logprobs[:num_top],
+        text=text_of(token_id),
+        top_texts=[text_of(one) for one in top_token_ids],
+        token_bytes=raw.chosen,
+        top_token_bytes=raw.top[:num_top],
+        requested_logprobs=told.top_logprobs[num_top:],
+    )
 
 
 def encode_response(message: GenerateResponse | OutputDelta) -> bytes:

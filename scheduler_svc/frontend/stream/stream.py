@@ -208,6 +208,7 @@ class _Choice:
             self._text_of,
             with_text=not self._response.omit_text,
             with_ids=not self._response.omit_token_ids,
+            num_requested=len(self._response.logprob_token_ids),
         )
 
 

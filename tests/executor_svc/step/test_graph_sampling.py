@@ -36,6 +36,7 @@ AWAY_FROM_DEFAULT = {
     "min_tokens": {"min_tokens": 4, "end_ids": (2,)},
     "end_ids": {"min_tokens": 4, "end_ids": (2, 3)},
     "logit_bias": {"logit_bias": ((3, -2.0),)},
+    "logprob_token_ids": {"logprobs": 0, "logprob_token_ids": (3, 5)},
     "allowed_token_ids": {"allowed_token_ids": (3, 5)},
     "logprobs": {"logprobs": 0},
 }

@@ -30,6 +30,7 @@ EFFECTS = {
     "min_tokens": (replace(NOISY, end_ids=tuple(range(200))), {"min_tokens": NUM_TOKENS}),
     "end_ids": (replace(NOISY, min_tokens=NUM_TOKENS), {"end_ids": tuple(range(200))}),
     "logit_bias": (GREEDY, {"logit_bias": ((7, 100.0),)}),
+    "logprob_token_ids": (replace(GREEDY, logprobs=0), {"logprob_token_ids": (7, 9)}),
     "allowed_token_ids": (GREEDY, {"allowed_token_ids": (7, 9)}),
     "logprobs": (GREEDY, {"logprobs": 2}),
     "prompt_logprobs": (GREEDY, {"prompt_logprobs": 2}),

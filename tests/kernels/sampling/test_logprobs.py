@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kernels.sampling import reference, sample
 from kernels.sampling.logprobs import reference as logprobs
 from tests.kernels.sampling.edit_oracle import RowEdits, edits_of
-from tests.kernels.sampling.rows import make_columns
+from tests.kernels.sampling.rows import make_columns, random_logits
 
 each_way = pytest.mark.usefixtures("each_way")
 
@@ -145,3 +145,47 @@ def test_totals_are_the_same_alone_and_among_others_whatever_threads_share():
         assert torch.equal(torch.cat([logprobs.log_sum_exp(row[None]) for row in values]), among)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("each_way")
+class TestRequested:
+    def test_requested_ids_have_those_of_the_softmax(self):
+        """
+        Rows that request ids get their log-softmax, drawn or not, edited or not; how many top ids
+        are told stays as asked, and other rows are as before.
+        """
+        logits = random_logits(4, 3000)
+        logits[0, 5] = -torch.inf
+        count = torch.tensor([0, 2, -1, 3])
+        ids = torch.tensor([[5, 7, 2999], [7, 7, -1], [-1, -1, -1], [-1, -1, -1]])
+        columns = make_columns(4)
+        edits = edits_of({0: RowEdits(prompt=(1,), allowed=(3, 4)), 1: RowEdits(prompt=(1,))})
+        told = sample(logits, columns, edits=edits, num_logprobs=count, logprob_ids=ids).logprobs
+        plain = sample(logits, columns, edits=edits, num_logprobs=count).logprobs
+        expected = logits.double().log_softmax(dim=1)
+        torch.testing.assert_close(told.requested[0].double(), expected[0, ids[0]], **FLOAT32_STEPS)
+        torch.testing.assert_close(
+            told.requested[1, :2].double(), expected[1, ids[1, :2]], **FLOAT32_STEPS
+        )
+        assert torch.equal(ids[[0, 1, 3]], told.requested_ids)
+        assert torch.equal(plain.num_top, told.num_top)
+        assert torch.equal(plain.chosen, told.chosen)
+        assert torch.equal(plain.top_token, told.top_token)
+
+    def test_they_are_the_same_alone(self):
+        """
+        A row's requested log probabilities have the same bits alone and among others.
+        """
+        logits = random_logits(8, 3000)
+        ids = torch.arange(8)[:, None].expand(8, 4)
+        count = torch.zeros(8, dtype=torch.int64)
+        many = sample(logits, make_columns(8), num_logprobs=count, logprob_ids=ids).logprobs
+        for row in range(8):
+            one = slice(row, row + 1)
+            alone = sample(
+                logits[one],
+                make_columns(8).select(one),
+                num_logprobs=count[one],
+                logprob_ids=ids[one],
+            ).logprobs
+            assert torch.equal(many.requested[one], alone.requested)

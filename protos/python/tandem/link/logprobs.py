@@ -16,7 +16,8 @@ class TokenLogprob(NamedTuple):
 
     Attributes:
         logprob: Log probability of the token itself.
-        top_token_ids: Likeliest ids, best first, the lower id first on ties.
+        top_token_ids: Likeliest ids, best first, the lower id first on ties; then those that the
+            request named.
         top_logprobs: Log probabilities of these ids.
         rank: Place of the token among all ids, from 1; 0 where it is not told, as for outputs.
     """

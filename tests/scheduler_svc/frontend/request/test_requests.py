@@ -244,6 +244,7 @@ class TestModel:
             chat=True,
             logprobs=True,
             token_bytes=True,
+            logprob_token_ids=True,
             allowed_token_ids=True,
             include_stop=True,
         )

@@ -84,8 +84,18 @@ class TestWhatIsTold:
             ({"response": {"parse_output": True}}, "FEATURE_UNSUPPORTED", "response.parse_output"),
             (
                 {"response": {"logprob_token_ids": [1]}},
-                "FEATURE_UNSUPPORTED",
+                "INVALID_PARAMETER",
                 "response.logprob_token_ids",
+            ),
+            (
+                {"response": {"logprobs": 0, "logprob_token_ids": [1] * 65}},
+                "INVALID_PARAMETER",
+                "response.logprob_token_ids",
+            ),
+            (
+                {"response": {"logprobs": 0, "logprob_token_ids": [1, 512]}},
+                "INVALID_PARAMETER",
+                "response.logprob_token_ids[1]",
             ),
             ({"structured_output": {"regex": "a"}}, "FEATURE_UNSUPPORTED", "structured_output"),
             (

@@ -49,6 +49,20 @@ class TestEncoding:
             (one.text, list(one.top_texts)) for one in delta.logprobs
         ]
 
+    def test_requested_ids_are_told_apart_from_the_likeliest(self):
+        """
+        The last ids are those that the request named; their log probabilities have a field of
+        their own.
+        """
+        entries = [TokenLogprob(-0.5, [7, 8, 3, 7], [-0.5, -1.25, -9.0, -0.5])]
+        sent = encode_response(OutputDelta(1, OutputChunk(3, [7], "a", entries), num_requested=2))
+        (one,) = GenerateResponse.FromString(sent).delta.logprobs
+        assert ([7, 8], [-0.5, -1.25], [-9.0, -0.5]) == (
+            list(one.top_token_ids),
+            list(one.top_logprobs),
+            list(one.requested_logprobs),
+        )
+
     def test_other_messages_are_written_as_they_are(self):
         """
         A message that is no delta is encoded by protobuf.

@@ -132,6 +132,9 @@ def _make_plain(logprobs: Iterable[dict[str, Any]]) -> None:
     """Replace what JSON cannot hold: infinities, and bytes, of which only those asked for stay."""
     for one in logprobs:
         raw, top_raw = one.pop("token_bytes"), one.pop("top_token_bytes")
+        requested = one.pop("requested")
+        if requested:
+            one["requested"] = [_finite(logprob) for logprob in requested]
         if raw or top_raw:
             one["token_bytes"] = list(raw)
             one["top_token_bytes"] = [list(alternative) for alternative in top_raw]

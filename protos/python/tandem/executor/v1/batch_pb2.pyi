@@ -108,7 +108,7 @@ class AdmittedRow(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[RowSampling, _Mapping]] = ...) -> None: ...
 
 class RowSampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "seed", "choice", "repetition_penalty", "frequency_penalty", "presence_penalty", "min_p", "min_tokens", "end_ids", "bias_ids", "bias", "logprobs", "prompt_logprobs", "allowed_ids")
+    __slots__ = ("temperature", "top_k", "top_p", "seed", "choice", "repetition_penalty", "frequency_penalty", "presence_penalty", "min_p", "min_tokens", "end_ids", "bias_ids", "bias", "logprobs", "prompt_logprobs", "allowed_ids", "logprob_ids")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +125,7 @@ class RowSampling(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_IDS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -141,4 +142,5 @@ class RowSampling(_message.Message):
     logprobs: int
     prompt_logprobs: int
     allowed_ids: bytes
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., min_p: _Optional[float] = ..., min_tokens: _Optional[int] = ..., end_ids: _Optional[bytes] = ..., bias_ids: _Optional[bytes] = ..., bias: _Optional[bytes] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., allowed_ids: _Optional[bytes] = ...) -> None: ...
+    logprob_ids: bytes
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., min_p: _Optional[float] = ..., min_tokens: _Optional[int] = ..., end_ids: _Optional[bytes] = ..., bias_ids: _Optional[bytes] = ..., bias: _Optional[bytes] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., allowed_ids: _Optional[bytes] = ..., logprob_ids: _Optional[bytes] = ...) -> None: ...

@@ -23,11 +23,8 @@ from tandem.link.codec.fields import (
 )
 from tandem.sampling_params import SamplingParams, broken_param
 
-_NUMBERS = tuple(
-    param.name
-    for param in fields(SamplingParams)
-    if param.name not in ("end_ids", "logit_bias", "allowed_token_ids")
-)
+_LISTS = ("end_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids")
+_NUMBERS = tuple(param.name for param in fields(SamplingParams) if param.name not in _LISTS)
 """Parameters that are one number."""
 _OPTIONAL = tuple(
     (param.name, param.default)
@@ -46,6 +43,8 @@ def sampling_message(sampling: SamplingParams) -> batch_pb2.RowSampling:
         message.end_ids = raw_column(np.array(sampling.end_ids, np.int32), INT32)
     if sampling.allowed_token_ids:
         message.allowed_ids = raw_column(np.array(sampling.allowed_token_ids, np.int32), INT32)
+    if sampling.logprob_token_ids:
+        message.logprob_ids = raw_column(np.array(sampling.logprob_token_ids, np.int32), INT32)
     if sampling.logit_bias:
         ids, bias = zip(*sampling.logit_bias, strict=True)
         message.bias_ids = raw_column(np.array(ids, np.int32), INT32)
@@ -64,6 +63,9 @@ def read_sampling(message: batch_pb2.RowSampling, field: str) -> SamplingParams:
         **numbers,
         end_ids=tuple(read_column(message.end_ids, INT32, f"{field}.end_ids").tolist()),
         logit_bias=tuple(zip(bias_ids.tolist(), bias.tolist(), strict=True)),
+        logprob_token_ids=tuple(
+            read_column(message.logprob_ids, INT32, f"{field}.logprob_ids").tolist()
+        ),
         allowed_token_ids=tuple(
             read_column(message.allowed_ids, INT32, f"{field}.allowed_ids").tolist()
         ),
