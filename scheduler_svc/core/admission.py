@@ -120,7 +120,7 @@ def accept(replica: Replica, choices: list[Request], now: float) -> Acceptance:
     first = choices[0]
     return Acceptance(
         num_truncated_tokens=first.terms.num_truncated_tokens,
-        max_tokens=first.terms.stop_len - first.prompt_len,
+        max_tokens=first.terms.longest - first.prompt_len,
     )
 
 
@@ -131,22 +131,20 @@ def check_still_fits(limits: Limits, request: Request) -> None:
     Raises:
         PromptTooLong or NeverFits.
     """
-    if request.num_known >= limits.max_model_len:
+    if request.num_known >= limits.max_model_len + request.terms.num_unfilled:
         message = (
             f"request {request.new.request_id} has {request.num_known} tokens and the executor "
             f"that took over has max_model_len {limits.max_model_len}: send it again with a "
             "shorter prompt"
         )
         raise PromptTooLong(message, metadata=_of("max_model_len", limits.max_model_len))
-    _check_blocks(limits, request.prompt_len, request.terms.stop_len)
+    _check_blocks(limits, request.prompt_len, request.terms.longest)
 
 
 def _check_parameters(new: NewRequest) -> None:
     if len(new.prompt) == 0:
         raise EmptyPrompt("the prompt has no token: send at least one", field="prompt")
-    if new.max_tokens < 1:
-        message = f"max_tokens is {new.max_tokens}: ask for at least 1"
-        raise InvalidParameter(message, field="stopping.max_tokens")
+    _check_scoring(new)
     if any(not 0 <= token <= MAX_END_ID for token in new.end_ids):
         message = f"a stop token id is outside 0 to {MAX_END_ID}: use ids of the model's vocabulary"
         raise InvalidParameter(message, field="stopping.stop_token_ids")
@@ -157,6 +155,18 @@ def _check_parameters(new: NewRequest) -> None:
         message = f"priority is {new.priority}: it must be from {MIN_PRIORITY} to {MAX_PRIORITY}"
         raise InvalidParameter(message, field="priority")
     check_prior_outputs(new)
+
+
+def _check_scoring(new: NewRequest) -> None:
+    if new.max_tokens < 0:
+        message = f"max_tokens is {new.max_tokens}: ask for at least 1"
+        raise InvalidParameter(message, field="stopping.max_tokens")
+    if new.max_tokens == 0 and (new.sampling.prompt_logprobs is None or new.num_choices > 1):
+        message = (
+            "max_tokens is 0: ask for at least 1, or for prompt_logprobs with one choice, which "
+            "scores the prompt and produces no output"
+        )
+        raise InvalidParameter(message, field="stopping.max_tokens")
 
 
 def _check_lengths(limits: Limits, prompt_len: int, max_tokens: int) -> None:

@@ -6,7 +6,8 @@ first choice to be admitted computes the prompt. The others wait until all of it
 share its full blocks, copy the partly filled block that they go on to write, and compute the
 prompt's last token again to sample from it. They share with any choice that holds the whole prompt,
 so none depends on the first. If no choice holds it any more, the next one admitted uses what the
-prefix cache still has of it and computes the rest.
+prefix cache still has of it and computes the rest. Where log probabilities of the prompt are asked
+for, the first live choice reports them for all.
 """
 
 from __future__ import annotations
@@ -31,9 +32,15 @@ def choices_of(
         own = new
         if choice:
             sampling = replace(new.sampling, choice=new.sampling.choice + choice)
+            if requests:
+                sampling = replace(sampling, prompt_logprobs=None)
             own = replace(new, handle=new.handle + choice, sampling=sampling)
+        num_unfilled = int(new.max_tokens == 0)
         terms = Terms(
-            stop_len=stop_len, num_prior=len(prior), num_truncated_tokens=num_truncated_tokens
+            stop_len=stop_len + num_unfilled,
+            num_prior=len(prior),
+            num_truncated_tokens=num_truncated_tokens,
+            num_unfilled=num_unfilled,
         )
         number = first_number + len(requests)
         request = Request(new=own, number=number, terms=terms, outputs=array("i", prior))
@@ -45,6 +52,17 @@ def is_sibling_computing(slots: SlotTable, request: Request) -> bool:
     """Return True while another choice computes the prompt, which is worth waiting for."""
     return any(
         sibling.place.slot is not None and slots.planned[sibling.place.slot] < sibling.prompt_len
+        for sibling in request.siblings
+    )
+
+
+def is_sibling_to_score(request: Request) -> bool:
+    """
+    Return True while another choice waits to have the prompt scored, which it computes itself, so
+    that no output comes before the scores.
+    """
+    return any(
+        sibling.needs_scores and sibling.place.slot is None and sibling is not request
         for sibling in request.siblings
     )
 

@@ -92,9 +92,12 @@ def _find_prefix(builder: BatchBuilder, request: Request) -> tuple[Prefix, int |
     shared with, if any; None when the request must wait for KV that is being computed or copied.
     """
     replica, slots = builder.replica, builder.replica.slots
-    if builder.swaps is not None and builder.swaps.is_leaving(request):
+    is_leaving = builder.swaps is not None and builder.swaps.is_leaving(request)
+    # During a trial the choice that has the prompt scored may have to stay out.
+    in_trial = bool(replica.cell.suspects.num_suspects)
+    if is_leaving or (not in_trial and parallel_sampling.is_sibling_to_score(request)):
         return None
-    if request.prefix.is_alone:
+    if request.prefix.is_alone or request.needs_scores:
         return NOTHING_CACHED, None
     sibling = parallel_sampling.find_sibling(slots, request)
     if sibling is None and parallel_sampling.is_sibling_computing(slots, request):
@@ -146,7 +149,7 @@ def _try_admit(
             num_prompt_tokens=request.prompt_len,
             num_cached_tokens=num_cached,
             block_ids=blocks,
-            sampling=request.new.sampling,
+            sampling=request.row_sampling,
         )
     )
     cached_prompt = min(num_cached, request.prompt_len)

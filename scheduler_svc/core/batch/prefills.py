@@ -8,10 +8,11 @@ Chunked prefill: the number of tokens of each prompt that a step computes.
                                         T tokens, at most half of what the step has for prompts,
                                         and get what is left over in the end
 
-Only the last chunk of a prompt samples. Last chunks of one token are avoided: a chunk that would
-leave exactly one token is one shorter. A chunk that would be a single token and not the last one is
-left to a later step if another prompt took the rest of this one; it is computed where one token is
-all that the step has for prompts, since a later step may have no more.
+Only the last chunk of a prompt samples, if output is asked for. Last chunks of one token are
+avoided: a chunk that would leave exactly one token is one shorter. A chunk that would be a single
+token and not the last one is left to a later step if another prompt took the rest of this one; it
+is computed where one token is all that the step has for prompts, since a later step may have no
+more.
 
 Sources: chunking as in Sarathi-Serve (arXiv:2403.02310); last chunks of at least two tokens as in
 Megatron Core. We go on with many prompts at once, as vLLM does. Its long_prefill_token_threshold
@@ -58,9 +59,9 @@ def add_chunk(builder: BatchBuilder, slot: int) -> None:
     chunk = next_chunk(builder, left)
     if not chunk:
         return
-    is_last = chunk == left
-    builder.add_prefill(slot, chunk, samples=is_last, is_long=_is_long(builder, left))
-    if is_last:
+    samples = chunk == left and slots.request_of(slot).produces
+    builder.add_prefill(slot, chunk, samples=samples, is_long=_is_long(builder, left))
+    if samples:
         _start_decoding(builder, slot)
 
 
@@ -98,8 +99,9 @@ def use_leftover(builder: BatchBuilder) -> None:
         longer = _chunk_len(left, min(chunk + builder.budget, cap or left), may_be_single=True)
         if longer <= chunk:
             continue
-        builder.lengthen_prefill(index, longer, samples=longer == left)
-        if longer == left:
+        samples = longer == left and slots.request_of(slot).produces
+        builder.lengthen_prefill(index, longer, samples=samples)
+        if samples:
             _start_decoding(builder, slot)
 
 

@@ -94,6 +94,7 @@ class ComputeCounters:
     output_tokens: int = 0
     prefix_cache_lookup_tokens: int = 0
     prefix_cache_hit_tokens: int = 0
+    scored_prompt_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

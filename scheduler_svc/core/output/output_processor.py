@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from scheduler_svc.core.faults.trials import note_progress
 from scheduler_svc.core.output.logprobs import note_logprobs
+from scheduler_svc.core.output.prompt_logprobs import finish_if_scored, note_prompt_logprobs
 from scheduler_svc.core.output.result_check import (
     check_result,
     is_as_planned,
@@ -39,12 +40,16 @@ def apply_result(replica: Replica, result: StepResult, now: float) -> None:
         SessionLost: The result is not that of the batch; nothing was changed then.
     """
     rows = rows_of_result(replica, result)
-    if is_as_planned(replica.slots, rows, result):
+    as_planned = is_as_planned(replica.slots, rows, result)
+    late = None if as_planned else check_result(replica, rows, result)
+    if result.prompt_logprobs is not None:
+        note_prompt_logprobs(replica, result.prompt_logprobs)
+    if late is None:
         if result.logprobs is not None:
             note_logprobs(replica, result, result.logprobs)
         _apply_as_planned(replica, rows, result, now)
     else:
-        _apply_any(replica, rows, result, now)
+        _apply_any(replica, rows, result, late, now)
     if replica.cell.suspects.has_marks:
         note_progress(replica, now)
 
@@ -57,7 +62,7 @@ def _apply_as_planned(replica: Replica, rows: PlannedRows, result: StepResult, n
         return
     slots = replica.slots
     slots.tokens.add_computed(rows.slot[count:], rows.num_tokens[count:])
-    _note_prefills(replica, rows)
+    _note_prefills(replica, rows, now)
     _append_decodes(replica, rows, result.token[:count], now)
     if len(result.token) > count:
         _append_tokens(
@@ -90,14 +95,15 @@ def _append_decodes(replica: Replica, rows: PlannedRows, token: Int32Column, now
     _finish_those_over(replica, slot, token, ends, now)
 
 
-def _apply_any(replica: Replica, rows: PlannedRows, result: StepResult, now: float) -> None:
-    late = check_result(replica, rows, result)
+def _apply_any(
+    replica: Replica, rows: PlannedRows, result: StepResult, late: NDArray[np.intp], now: float
+) -> None:
     replica.note_result()
     for error in result.row_errors:
         fail_row(replica, error)
     if result.row_errors:  # These may also have stopped rows that shared KV with them.
         late = late_rows(replica, result)
-    drained = _count_rows(replica, rows)
+    drained = _count_rows(replica, rows, now)
     if result.logprobs is not None:
         note_logprobs(replica, result, result.logprobs, late)
     if len(late):
@@ -107,7 +113,10 @@ def _apply_any(replica: Replica, rows: PlannedRows, result: StepResult, now: flo
     if len(result.slot):
         _append_tokens(replica, result.slot, result.position, result.token, now)
     for request in drained:
-        if request.state is RequestState.DRAINING:
+        applied = request.place.applied
+        if request.state is RequestState.DRAINING and not finish_if_scored(
+            replica, request, applied, now
+        ):
             replica.wait_again(request)
 
 
@@ -122,7 +131,7 @@ def _without(result: StepResult, late: NDArray[np.intp]) -> StepResult:
     )
 
 
-def _count_rows(replica: Replica, rows: PlannedRows) -> list[Request]:
+def _count_rows(replica: Replica, rows: PlannedRows, now: float) -> list[Request]:
     """Count computed tokens; returns the draining requests that now have nothing in flight."""
     slots = replica.slots
     is_same = slots.generation[rows.slot] == rows.generation
@@ -137,12 +146,15 @@ def _count_rows(replica: Replica, rows: PlannedRows) -> list[Request]:
         request.place.note_applied(int(rows.num_tokens[row]))
         if not request.place.num_in_flight:
             drained.append(request)
-    _note_prefills(replica, rows)
+    _note_prefills(replica, rows, now)
     return drained
 
 
-def _note_prefills(replica: Replica, rows: PlannedRows) -> None:
-    """Count prompt tokens, and add an event with the progress of each prompt in a batch."""
+def _note_prefills(replica: Replica, rows: PlannedRows, now: float) -> None:
+    """
+    Count prompt tokens, add an event with the progress of each prompt in a batch, and finish the
+    requests that only have their prompt scored.
+    """
     cell = replica.cell
     slots = replica.slots
     for row in range(rows.num_decodes, len(rows.slot)):
@@ -152,6 +164,7 @@ def _note_prefills(replica: Replica, rows: PlannedRows) -> None:
             done = int(min(slots.tokens.applied[slot], slots.admitted.prompt_len[slot]))
             handle = int(slots.admitted.handle[slot])
             cell.events.add_prefilled(handle, done)
+            finish_if_scored(replica, slots.request_of(slot), done, now)
 
 
 def _append_tokens(

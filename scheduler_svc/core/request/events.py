@@ -86,17 +86,21 @@ class Failed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
     """
-    Log probabilities of tokens that are in the token columns of the same events.
+    Log probabilities of tokens that are in the token columns of the same events, or of prompt
+    tokens.
 
     Attributes:
         handle: int64 ``[Q]``, handle of the request of each token.
-        offset: int32 ``[Q]``, offset of each token among its request's outputs.
+        offset: int32 ``[Q]``, offset of each token among its request's outputs; prompt tokens have
+            negative ones, the last of them -1.
         columns: Log probabilities; their `row` has no meaning here.
+        rank: int32 ``[Q]``, place of each prompt token among all ids; None for outputs.
     """
 
     handle: NDArray[np.int64]
     offset: Int32Column
     columns: LogprobColumns
+    rank: Int32Column | None = None
 
 
 _NO_INT64: NDArray[np.int64] = np.empty(0, np.int64)
@@ -114,8 +118,8 @@ class CoreEvents:
 
     The three token columns have one entry per new output token: its request's handle, its output
     offset (0 = first), its id. Tokens of a request come in order and before its `Ended`. `logprobs`
-    has those of the requests that asked for them, in order too. Under one `token_version` other
-    than 0 the column of handles is always the same.
+    has those of the requests that asked for them, in order too, those of a prompt first. Under one
+    `token_version` other than 0 the column of handles is always the same.
     """
 
     token_handle: NDArray[np.int64] = field(default_factory=_no_int64)
@@ -131,7 +135,8 @@ class CoreEvents:
 
     def __bool__(self) -> bool:
         """Return True when there is any event or log line."""
-        return bool(len(self.token) or self.ended or self.failed or self.progress or self.log_lines)
+        is_any = len(self.token) or self.ended or self.failed or self.progress or self.log_lines
+        return bool(is_any or self.logprobs)
 
 
 class EventLog:
@@ -164,7 +169,10 @@ class EventLog:
         self._token_version = version
 
     def add_logprobs(self, logprobs: TokenLogprobs) -> None:
-        """Add log probabilities of tokens that are added before the events are taken."""
+        """
+        Add log probabilities, of prompt tokens or of outputs that are added before the events are
+        taken.
+        """
         self._logprobs.append(logprobs)
 
     def add(self, event: Ended | Failed | Progress) -> None:

@@ -20,7 +20,8 @@ class NewRequest:
             int64, at least 0.
         prompt: Token ids, shape ``[P]``, P at least 1.
         sampling: Resolved sampling params.
-        max_tokens: Most output tokens, at least 1.
+        max_tokens: Most output tokens; 0 to score the prompt alone, which needs
+            `sampling.prompt_logprobs`.
         eos_token_ids: Ids that end it with EOS; empty under ignore_eos.
         stop_token_ids: Ids that end it with STOP_TOKEN.
         arrival_s: Time of its arrival, on the clock the core is driven with.

@@ -10,9 +10,17 @@ import numpy as np
 
 from scheduler_svc.core.invariants import require
 from scheduler_svc.core.request.new_request import NewRequest
-from scheduler_svc.core.request.request_parts import Place, PrefixUse, Setbacks, Terms, Times
+from scheduler_svc.core.request.request_parts import (
+    Place,
+    PrefixUse,
+    Scoring,
+    Setbacks,
+    Terms,
+    Times,
+)
 from tandem.errors import InternalError
 from tandem.link.batch import Int32Column
+from tandem.sampling_params import SamplingParams
 
 
 class FinishReason(enum.IntEnum):
@@ -78,6 +86,7 @@ class Request:
         place: Its slot.
         times: When it was admitted and produced tokens.
         prefix: KV that it shares with others.
+        scoring: Log probabilities of its prompt tokens.
         setbacks: Preemptions and the like.
         siblings: The live choices of this request, in order; one list for all of them.
     """
@@ -90,6 +99,7 @@ class Request:
     place: Place = field(default_factory=Place)
     times: Times = field(default_factory=Times)
     prefix: PrefixUse = field(default_factory=PrefixUse)
+    scoring: Scoring = field(default_factory=Scoring)
     setbacks: Setbacks = field(default_factory=Setbacks)
     siblings: list[Request] = field(default_factory=list)
 
@@ -102,6 +112,28 @@ class Request:
     def num_known(self) -> int:
         """Tokens of prompt and outputs so far."""
         return len(self.new.prompt) + len(self.outputs)
+
+    @property
+    def produces(self) -> bool:
+        """False for a request whose prompt is scored and that has no output."""
+        return self.new.max_tokens > 0
+
+    @property
+    def needs_scores(self) -> bool:
+        """
+        True while log probabilities of its prompt tokens are to be reported, so that every position
+        from the first on must be computed: what is cached has no logits.
+        """
+        asks = self.new.sampling.prompt_logprobs is not None
+        return asks and self.scoring.next_position < self.prompt_len
+
+    @property
+    def row_sampling(self) -> SamplingParams:
+        """Sampling params of its next admission: its prompt is scored once."""
+        sampling = self.new.sampling
+        if sampling.prompt_logprobs is None or self.needs_scores:
+            return sampling
+        return replace(sampling, prompt_logprobs=None)
 
     def ends_by_context(self) -> bool:
         """Return True when the context bounds the output, not the `max_tokens` asked for."""
@@ -158,6 +190,8 @@ class Request:
         setbacks, first_s, last_s = self.setbacks, self.times.first_token_s, self.times.last_token_s
         least = min(setbacks.num_preemptions, setbacks.num_out_of_memory)
         require(least >= 0, f"{name} has fewer setbacks than none")
+        is_in_prompt = 1 <= self.scoring.next_position <= max(self.prompt_len, 1)
+        require(is_in_prompt, f"{name} was told more of its prompt than it has")
         is_found = self.prefix.num_cached_tokens <= self.prompt_len
         require(is_found, f"{name} found more tokens cached than it has")
         is_ordered = first_s is None or last_s is None or first_s <= last_s

@@ -19,12 +19,20 @@ class Terms:
         num_prior: Output tokens it came with.
         num_truncated_tokens: Oldest tokens of its prompt that were cut when it was submitted.
         queued_tokens: Uncached tokens of its prompt when it was submitted, for max_queued_tokens.
+        num_unfilled: Places of `stop_len` that no token takes: 1 where no output is produced, as
+            the place of the first output ends the request.
     """
 
     stop_len: int
     num_prior: int = 0
     num_truncated_tokens: int = 0
     queued_tokens: int = 0
+    num_unfilled: int = 0
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of prompt and output."""
+        return self.stop_len - self.num_unfilled
 
     def note_queued(self, num_tokens: int) -> None:
         """Note how many tokens must be computed before its first new one; it counts at least 1."""
@@ -32,7 +40,7 @@ class Terms:
 
     def shorten(self, max_model_len: int) -> None:
         """Let it end at this length at the latest."""
-        self.stop_len = min(self.stop_len, max_model_len)
+        self.stop_len = min(self.stop_len, max_model_len + self.num_unfilled)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -146,6 +154,23 @@ class PrefixUse:
         """Have it compute everything itself from now on."""
         self.forget_writers()
         self.is_alone = True
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Scoring:
+    """
+    Log probabilities of a request's prompt tokens, where it asks for them.
+
+    Attributes:
+        next_position: First prompt position whose log probabilities were not reported yet; the
+            first token of a prompt has none.
+    """
+
+    next_position: int = 1
+
+    def note_told(self, position: int) -> None:
+        """Note that the log probabilities up to this position were reported."""
+        self.next_position = position + 1
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

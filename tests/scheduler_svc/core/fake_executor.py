@@ -10,7 +10,7 @@ import numpy as np
 from scheduler_svc.core.request.geometry import ExecutorGeometry
 from tandem.link.batch import ROW_SAMPLES, Batch
 from tandem.link.commands import KvMode, Resume, Suspend
-from tandem.link.logprobs import LogprobColumns
+from tandem.link.logprobs import LogprobColumns, PromptLogprobColumns
 from tandem.link.results import RowError, RowErrorKind, StepResult
 from tandem.link.slots.slot_state import SlotState
 from tests.scheduler_svc.core.kv_memory import KvMemory, Writer, fold, move_blocks
@@ -47,6 +47,13 @@ def made_up_logprobs(
     return -float(64 * position + token), top
 
 
+def made_up_score(
+    position: int, token: int, num_top: int
+) -> tuple[int, float, list[tuple[int, float]]]:
+    """Return made-up values for a prompt token: its rank, and as `made_up_logprobs`."""
+    return 1 + position % 3, *made_up_logprobs(position, token, num_top)
+
+
 class FakeExecutor:
     """
     Executor that applies batches in order to a `KvMemory`, which knows each position's writer.
@@ -69,6 +76,8 @@ class FakeExecutor:
         self.holders: dict[int, Writer] = {}
         """Request in each slot, as a writer of KV."""
         self.choice: dict[int, int] = {}
+        self.prompts: dict[int, tuple[int | None, list[int]]] = {}
+        """Number of ids that are asked for with each prompt token, and the prompt, by slot."""
         self.num_top: dict[int, int | None] = {}
         """Number of likeliest ids that each slot's request asks for, None for nothing."""
         self.admitted_len: dict[int, int] = {}
@@ -117,7 +126,8 @@ class FakeExecutor:
             if samples:
                 prefixes = self.holders[slot].prefixes
                 prefixes.append(fold(prefixes[-1], token))
-        return self._result(rows, errors)
+        scored = [row[:3] for row in columns if row[0] not in bad]
+        return self._result(rows, errors, scored)
 
     def obey(self, command: Suspend | Resume) -> StepResult:
         """Suspend or resume; under RECOMPUTE all KV on the device is gone."""
@@ -138,6 +148,8 @@ class FakeExecutor:
         self.holders[slot] = Writer(slot << 32 | admission.generation, salt, prefixes)
         self.choice[slot] = admission.sampling.choice
         self.num_top[slot] = admission.sampling.logprobs
+        prompt = admission.token_ids[: admission.num_prompt_tokens].tolist()
+        self.prompts[slot] = admission.sampling.prompt_logprobs, prompt
         self.admitted_len[slot] = len(prefixes)
         self.cached_len[slot] = cached = admission.num_cached_tokens
         num_whole, in_partial = divmod(cached, bs)
@@ -174,7 +186,7 @@ class FakeExecutor:
         ]
         assert is_prefill == sorted(is_prefill), "a prefill stands before a decode"
 
-    def _result(self, rows, errors) -> StepResult:
+    def _result(self, rows, errors, computed=()) -> StepResult:
         columns = np.array(rows, np.int64).reshape(-1, 4)
         return StepResult(
             boot_id=self.boot_id,
@@ -185,6 +197,36 @@ class FakeExecutor:
             token=columns[:, 3].astype(np.int32),
             row_errors=tuple(errors),
             logprobs=self._logprobs(columns) if columns.size else None,
+            prompt_logprobs=self._prompt_logprobs(computed),
+        )
+
+    def _prompt_logprobs(self, computed) -> PromptLogprobColumns | None:
+        """Return made-up log probabilities of the prompt tokens that these rows predict."""
+        told = []
+        for slot, start, length in computed:
+            num_top, prompt = self.prompts[slot]
+            if num_top is not None:
+                ends = min(start + length + 1, len(prompt))
+                told += [
+                    (slot, at, *made_up_score(at, prompt[at], num_top))
+                    for at in range(start + 1, ends)
+                ]
+        if not told:
+            return None
+        tops = [top for *_, top in told]
+        slots = np.array([one[0] for one in told], np.int32)
+        return PromptLogprobColumns(
+            slot=slots,
+            generation=self.slots.generation[slots],
+            position=np.array([one[1] for one in told], np.int32),
+            rank=np.array([one[2] for one in told], np.int32),
+            columns=LogprobColumns(
+                row=np.arange(len(told), dtype=np.int32),
+                chosen=np.array([one[3] for one in told], np.float32),
+                top_start=np.cumsum([0, *map(len, tops)]).astype(np.int32),
+                top_token=np.array([token for top in tops for token, _ in top], np.int32),
+                top=np.array([value for top in tops for _, value in top], np.float32),
+            ),
         )
 
     def _logprobs(self, columns: np.ndarray) -> LogprobColumns | None:

@@ -24,6 +24,7 @@ from tests.scheduler_svc.core.fake_executor import (
     FakeExecutor,
     expected_outputs,
     made_up_logprobs,
+    made_up_score,
 )
 from tests.scheduler_svc.core.killing import Deaths
 
@@ -111,6 +112,8 @@ class Rig:
         self.token_times: dict[int, list[float]] = defaultdict(list)
         self.logprobs: dict[int, list[tuple[float, list[tuple[int, float]]]]] = defaultdict(list)
         """Log probabilities of each output token, by handle, as `made_up_logprobs` tells them."""
+        self.scores: dict[int, list[tuple[int, float, list[tuple[int, float]]]]] = defaultdict(list)
+        """Scores of the prompt tokens from the second on, by handle, as `made_up_score` has them."""
         self.ended: dict[int, Ended] = {}
         self.failed: dict[int, Failed] = {}
         self.progress: list[Progress] = []
@@ -355,6 +358,9 @@ class Rig:
 
     def _note_logprobs(self, told: TokenLogprobs) -> None:
         """Check that log probabilities come once, in order and with their tokens; keep them."""
+        if told.rank is not None:
+            self._note_scores(told)
+            return
         entries = zip(
             told.handle.tolist(), told.offset.tolist(), told.columns.entries(), strict=True
         )
@@ -363,6 +369,30 @@ class Rig:
             assert self.num_prior_of(handle) + len(before) == offset, "missing or twice"
             assert offset < len(self.outputs[handle]), "log probabilities before their token"
             before.append((chosen, list(zip(ids, values, strict=True))))
+
+    def _note_scores(self, told: TokenLogprobs) -> None:
+        """Check that scores of prompt tokens come once, in order and before outputs; keep them."""
+        entries = zip(
+            told.handle.tolist(),
+            told.offset.tolist(),
+            told.rank.tolist(),
+            told.columns.entries(),
+            strict=True,
+        )
+        for handle, offset, rank, (chosen, ids, values, _) in entries:
+            before = self.scores[handle]
+            position = len(self.submitted[handle].prompt) + offset
+            assert 1 + len(before) == position, "missing or twice"
+            before.append((rank, chosen, list(zip(ids, values, strict=True))))
+
+    def expected_scores(self, handle: int) -> list[tuple[int, float, list[tuple[int, float]]]]:
+        """Return the scores of a request's prompt, told with its first live choice."""
+        new = self.submitted[handle]
+        num_top = new.sampling.prompt_logprobs
+        if num_top is None or new.sampling.choice != new.live_choices[0]:
+            return []
+        prompt = new.prompt.tolist()
+        return [made_up_score(at, prompt[at], num_top) for at in range(1, len(prompt))]
 
     def _note_sampled(self, result: StepResult) -> None:
         handles = self.core._replica.slots.admitted.handle[result.slot].tolist()

@@ -131,8 +131,17 @@ class CoreWorld:
         for _ in range(choose([1, 2, 4, 4])):
             before = self.rig.num_handles
             with suppress(TandemError):
-                sampling = replace(GREEDY, logprobs=(None, None, 0, 2)[before % 4])
-                self.rig.submit(max_tokens=max_tokens, sampling=sampling, **fields)
+                told = {
+                    "logprobs": (None, None, 0, 2)[before % 4],
+                    "prompt_logprobs": (None, None, 1)[before % 3],
+                }
+                only_scores = before % 6 == 2 and not fields.get("prior_outputs")
+                fields["num_choices"] = 1 if only_scores else fields["num_choices"]
+                self.rig.submit(
+                    max_tokens=0 if only_scores else max_tokens,
+                    sampling=replace(GREEDY, **told),
+                    **fields,
+                )
                 self.rig.collect()
                 if lives_s is not None:
                     self.cut.update(range(before, self.rig.num_handles))
@@ -291,6 +300,11 @@ class CoreWorld:
             assert self.rig.expected(handle)[: len(outputs)] == outputs, "a wrong token"
             told = self.rig.logprobs[handle]
             assert self.rig.expected_logprobs(handle) == told, "a token without what was asked"
+        for handle in self.rig.submitted:
+            scores, expected = self.rig.scores[handle], self.rig.expected_scores(handle)
+            assert expected[: len(scores)] == scores, "a wrong score of a prompt token"
+            if len(self.rig.outputs[handle]) > self.rig.num_prior_of(handle):
+                assert expected == scores, "an output before the scores of the prompt"
 
     def finish(self) -> None:
         """Run to the end; check that all is finished, with all tokens there and all blocks back."""
@@ -336,7 +350,12 @@ class CoreWorld:
         if ended.first_token_s is not None:
             assert ended.queue_s <= ended.first_token_s <= ended.total_s
         reasons = {FinishReason.MAX_TOKENS, FinishReason.CONTEXT_LIMIT}
-        if expected[-1] in new.eos_token_ids:
+        if not any(map(len, new.prior_outputs)):  # a choice may end at once with what it came with
+            scores = self.rig.scores[handle]
+            assert self.rig.expected_scores(handle) == scores, "scores are missing"
+        if not expected:
+            assert (0, FinishReason.MAX_TOKENS) == (new.max_tokens, ended.reason)
+        elif expected[-1] in new.eos_token_ids:
             reasons = {FinishReason.EOS}
         elif expected[-1] in new.stop_token_ids:
             reasons = {FinishReason.STOP_TOKEN}
