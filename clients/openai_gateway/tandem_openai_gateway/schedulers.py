@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc
@@ -27,11 +28,19 @@ from tandem_openai_gateway.upstream import (
     tokenize_request,
     tokens_from_proto,
 )
+from tandem_openai_gateway.watched_call import WatchedCalls
 
 READY = "tandem.ready"
 """Health service that a scheduler reports SERVING while it serves requests."""
 WATCH_AGAIN_S = 0.5
 MODEL_LIMIT_S = 10.0
+STALL_S = 2.0
+"""
+Seconds without a message after which a stream leaves a scheduler that serves no requests, if
+another one does. A stalled scheduler keeps its connections, so that no stream would break there.
+"""
+KEEPALIVE_S = 10.0
+"""Seconds between pings of a silent scheduler, and to wait for their answers."""
 
 Metadata = tuple[tuple[str, str], ...]
 Answer = TypeVar("Answer")
@@ -66,11 +75,13 @@ class Scheduler:
         address: Its address.
         stub: Its methods.
         is_ready: True while it says that it serves requests.
+        streams: Calls of streams that run there.
     """
 
     def __init__(self, address: str, options: ChannelOptions) -> None:
         self.address = address
         self.is_ready = False
+        self.streams = WatchedCalls()
         self._channel = options.open_async(address)
         self.stub: Any = inference_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]  # generated
         self._watching = asyncio.create_task(self._watch(), name=f"watch {address}")
@@ -119,7 +130,11 @@ class Schedulers:
             options: Encryption and limits of the connections.
             on_resume: Called whenever a broken stream is about to be resumed.
         """
-        chosen = ChannelOptions() if options is None else options
+        chosen = replace(
+            ChannelOptions() if options is None else options,
+            keepalive_s=KEEPALIVE_S,
+            keepalive_timeout_s=KEEPALIVE_S,
+        )
         self._all = [Scheduler(address, chosen) for address in addresses]
 
         def on_break(error: TandemError, wait_s: float) -> None:
@@ -130,6 +145,7 @@ class Schedulers:
 
         self._policy = TryAllAtOnce(max_attempts=len(self._all), on_break=on_break)
         self._turn = 0
+        self._looking = asyncio.create_task(self._leave_stalled(), name="leave stalled schedulers")
 
     @property
     def num_ready(self) -> int:
@@ -149,7 +165,9 @@ class Schedulers:
 
         def start_call(message: inference.GenerateRequest, timeout_s: float | None) -> Any:
             scheduler = self._next(tried)
-            return scheduler.stub.Generate(message, timeout=timeout_s, metadata=metadata)
+            return scheduler.streams.watch(
+                scheduler.stub.Generate(message, timeout=timeout_s, metadata=metadata)
+            )
 
         return AsyncGenerationStream(start_call, request, self._policy, None)
 
@@ -197,7 +215,16 @@ class Schedulers:
 
     async def close(self) -> None:
         """Close all connections."""
+        self._looking.cancel()
+        await asyncio.gather(self._looking, return_exceptions=True)
         await asyncio.gather(*(one.close() for one in self._all))
+
+    async def _leave_stalled(self) -> None:
+        """Give up streams that stand still where no requests are served, while others serve."""
+        while True:
+            await asyncio.sleep(STALL_S)
+            for one in self._all:
+                one.streams.look(give_up=self.num_ready > 0 and not one.is_ready)
 
     async def _call(self, method: Callable[[Any], Awaitable[Answer]]) -> Answer:
         """Call a method of one scheduler, and of the next ones while it is unavailable."""

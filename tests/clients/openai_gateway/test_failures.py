@@ -26,6 +26,14 @@ from tests.waiting import wait_until
 BODY = {"model": "fake", "prompt": "hi"}
 
 
+def _wait_ready(url, addresses):
+    def ready():
+        states = httpx.get(f"{url}/health", trust_env=False).json()["schedulers"]
+        return addresses == [address for address, is_ready in states.items() if is_ready]
+
+    wait_until(ready, "the schedulers' health")
+
+
 def refusal(error):
     return Act(accept=False, error=error)
 
@@ -177,6 +185,27 @@ class TestBrokenStreams:
             sent = [*one.seen.generate, *other.seen.generate]
             assert {1, 2} == {len(one.seen.generate), len(other.seen.generate)}
             assert [0, 1, 1] == sorted(len(request.resume.choices) for request in sent)
+
+    def test_leaves_a_scheduler_that_stands_still(self):
+        """
+        A stream goes on elsewhere when its scheduler says that it serves no requests and sends
+        nothing, though the connection stays.
+        """
+        with (
+            fake_server() as one,
+            fake_server() as other,
+            gateway(one.address, other.address) as url,
+        ):
+            other.set_health("tandem.ready", False)
+            _wait_ready(url, [one.address])
+            one.play(Act(num_tokens=7, hang=True))
+            with openai.OpenAI(base_url=f"{url}/v1", api_key="key") as client:
+                chunks = client.completions.create(**BODY, stream=True)
+                assert one.seen.hanging.wait(PATIENCE_S)
+                other.set_health("tandem.ready", True)
+                one.set_health("tandem.ready", False)
+                assert ANSWER == "".join(chunk.choices[0].text for chunk in chunks)
+            assert 1 == len(one.seen.generate) == len(other.seen.generate)
 
     def test_unavailable_scheduler_is_passed_over(self):
         """

@@ -44,6 +44,8 @@ class Outcome:
         failed: Streams that ended with an error, as text.
         resumes: Tries of the gateway to resume a stream.
         longest_pause_s: Longest time without new text in a stream.
+        longest_restart_s: Longest time from the start of a scheduler until it is ready. It bounds
+            what a pause may be: where the machine starves all processes, both are long.
     """
 
     streams: int
@@ -53,6 +55,7 @@ class Outcome:
     failed: list[str] = field(default_factory=list)
     resumes: int = 0
     longest_pause_s: float = 0.0
+    longest_restart_s: float = 0.0
 
 
 class Pair:
@@ -197,8 +200,11 @@ async def _kill_under_streams(url: str, pairs: list[Pair], outcome: Outcome) -> 
             pair = pairs[number % len(pairs)]
             await asyncio.to_thread(pair.kill)
             await clients.ready(len(pairs) - 1)
+            started_s = time.monotonic()
             pair.start()
             await clients.ready(len(pairs))
+            restart_s = time.monotonic() - started_s
+            outcome.longest_restart_s = max(outcome.longest_restart_s, restart_s)
         is_over.set()
         await asyncio.gather(*readers)
         outcome.resumes = await clients.resumes()
