@@ -46,7 +46,10 @@ class CredentialTable:
 
     def of_token(self, token: str) -> Caller | None:
         """Return the caller that a token proves; None if the token is unknown."""
-        given = token_hash(token)
+        return self.of_hash(token_hash(token))
+
+    def of_hash(self, given: str) -> Caller | None:
+        """Return the caller that the token of a hash proves; None if it is unknown."""
         known, identity = self._by_hash.get(self._keyed(given), ("", None))
         is_equal = hmac.compare_digest(given, known)
         return None if identity is None or not is_equal else self._caller(identity)

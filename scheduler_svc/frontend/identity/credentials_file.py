@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -41,6 +42,8 @@ class _CredentialEntry(msgspec.Struct, forbid_unknown_fields=True):
     tenant: str = ""
     roles: tuple[Role, ...] = (Role.GENERATE,)
     highest_priority: int = DEFAULT_HIGHEST_PRIORITY
+    expires: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+    """Time from which it proves nothing."""
     token_sha256: str | None = None
     certificate: str | None = None
     """Common name, or a subject alternative name, of the client certificate."""
@@ -130,6 +133,7 @@ def _identity(entry: _CredentialEntry) -> Identity:
         tenant=entry.tenant,
         roles=frozenset(entry.roles),
         highest_priority=entry.highest_priority,
+        expires_s=None if entry.expires is None else entry.expires.timestamp(),
     )
 
 

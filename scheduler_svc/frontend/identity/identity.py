@@ -5,12 +5,13 @@ from __future__ import annotations
 import enum
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import msgspec
 
 from scheduler_svc.core.request.tenant import TenantLimits
 from scheduler_svc.ipc.messages import Submit
-from tandem.error_codes import PermissionDenied
+from tandem.error_codes import PermissionDenied, Unauthenticated
 
 DEFAULT_HIGHEST_PRIORITY = 0
 """Lowest number that a request may have whose credential says nothing: the default priority."""
@@ -37,12 +38,14 @@ class Identity:
         tenant: Tenant that it speaks for; empty for none.
         roles: What it may do.
         highest_priority: Lowest `priority` number that its requests may have.
+        expires_s: Unix time from which it proves nothing; None for never.
     """
 
     name: str
     tenant: str
     roles: frozenset[Role]
     highest_priority: int = DEFAULT_HIGHEST_PRIORITY
+    expires_s: float | None = None
 
     def require(self, role: Role, method: str) -> None:
         """
@@ -57,6 +60,25 @@ class Identity:
                 "does not have",
                 metadata={"role": role.value},
             )
+
+    def check_not_expired(self, now_s: float) -> None:
+        """
+        Check that the credential has not expired.
+
+        Args:
+            now_s: Unix time now.
+
+        Raises:
+            Unauthenticated: It has.
+        """
+        if self.expires_s is None or now_s < self.expires_s:
+            return
+        expired = datetime.fromtimestamp(self.expires_s, UTC).isoformat(timespec="seconds")
+        raise Unauthenticated(
+            f"the credential {self.name!r} expired at {expired}: ask the service's operators for "
+            "another",
+            metadata={"expired": expired},
+        )
 
     def tenant_for(self, named: str, field: str) -> str:
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,24 @@ from scheduler_svc.frontend.calls.rpc_handlers import (
     with_behavior,
 )
 from scheduler_svc.frontend.identity.access import certificate_names, claim, is_open, token_of
-from scheduler_svc.frontend.identity.credential_store import CredentialStore
+from scheduler_svc.frontend.identity.credential_store import CredentialStore, Find
+from scheduler_svc.frontend.identity.credential_table import CredentialTable
 from scheduler_svc.frontend.identity.identity import Caller, Identity, Role, current_caller
+from tandem.bearer_token import token_hash
 from tandem.error_codes import PermissionDenied, Unauthenticated
 from tandem.errors import InvalidParameter
 from tandem.network.tls_files import ServerTls
 
 CLAIMED_BY_ITEM = frozenset({"/tandem.inference.v1.InferenceService/GenerateBatch"})
 """Methods that claim each item of their messages by themselves: one that is refused fails alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Proved:
+    """Caller of a call, and the function that looks its proof up again."""
+
+    caller: Caller
+    find: Find
 
 
 class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not at run time
@@ -61,40 +72,48 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if handler is None or is_open(method):
             return handler
         try:
-            caller = self._of_token(handler_call_details.invocation_metadata)
-            if caller is not None:
-                self._admit(caller.identity, method)
+            proved = self._of_token(handler_call_details.invocation_metadata)
+            if proved is not None:
+                self._admit(proved.caller.identity, method)
         except (Unauthenticated, PermissionDenied) as error:
             return _refusing(error)
-        if caller is None:
+        if proved is None:
             return with_behavior(handler, self._by_certificate(handler, method), takes_stream=True)
-        return with_behavior(handler, self._served(handler, caller, method))
+        return with_behavior(handler, self._served(handler, proved, method))
 
-    def _of_token(self, metadata: Any) -> Caller | None:
+    def _of_token(self, metadata: Any) -> _Proved | None:
         """Return the caller that the token proves; None if only a certificate can prove one."""
         token = token_of(metadata)
-        table = self._credentials.table()
         if token is None:
-            if self._asks_for_certificates and table.knows_certificates:
+            if self._asks_for_certificates and self._credentials.table().knows_certificates:
                 return None
             raise Unauthenticated(
                 "this service asks for a credential: send the metadata `authorization: Bearer "
                 "TOKEN` with a token from its operators"
             )
-        caller = table.of_token(token)
+        given = token_hash(token)
+
+        def find(table: CredentialTable) -> Caller | None:
+            return table.of_hash(given)
+
+        caller = self._credentials.caller(find)
         if caller is None:
             raise Unauthenticated("this service does not know the token in `authorization`")
-        return caller
+        return _Proved(caller, find)
 
-    def _of_certificate(self, context: Context) -> Caller:
+    def _of_certificate(self, context: Context) -> _Proved:
         names = certificate_names(context.auth_context())
-        caller = self._credentials.table().of_certificate(names)
+
+        def find(table: CredentialTable) -> Caller | None:
+            return table.of_certificate(names)
+
+        caller = self._credentials.caller(find)
         if caller is None:
             raise Unauthenticated(
                 "this service knows no name of the client certificate: send the metadata "
                 "`authorization: Bearer TOKEN`, or have the name entered in its tokens file"
             )
-        return caller
+        return _Proved(caller, find)
 
     def _admit(self, identity: Identity, method: str) -> None:
         """Name the credential in all log lines of the call, and check its role."""
@@ -107,17 +126,17 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         """Return a behavior that reads requests only once the certificate has proved a role."""
 
         async def respond(requests: AsyncIterator[Any], context: Context) -> object:
-            caller = self._of_certificate(context)
-            self._admit(caller.identity, method)
+            proved = self._of_certificate(context)
+            self._admit(proved.caller.identity, method)
             request = requests if handler.request_streaming else await _only(requests, method)
-            return await self._served(handler, caller, method)(request, context)
+            return await self._served(handler, proved, method)(request, context)
 
         return respond
 
     def _served(
-        self, handler: Handler, caller: Caller, method: str
+        self, handler: Handler, proved: _Proved, method: str
     ) -> Callable[[Any, Context], Awaitable[object]]:
-        behavior = behavior_of(handler)
+        behavior, caller = behavior_of(handler), proved.caller
 
         async def respond(request: Any, context: Context) -> object:
             current_caller.set(caller)
@@ -126,7 +145,8 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                     request = _each_claimed(request, caller.identity)
                 elif not handler.request_streaming:
                     claim(request, caller.identity)
-            return await serve(behavior, request, context)
+            with self._credentials.holding(caller, proved.find, self._role):
+                return await serve(behavior, request, context)
 
         return respond
 

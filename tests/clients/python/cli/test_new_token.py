@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 
 import pytest
 from typer.testing import CliRunner
@@ -38,6 +39,17 @@ class TestEntry:
             user.highest_priority,
         )
         assert ("boss", "", frozenset(Role)) == (boss.name, boss.tenant, boss.roles)
+
+    @pytest.mark.parametrize("given", ["2027-01-02", "2027-01-02T01:00:00+01:00"])
+    def test_time_of_expiry_is_in_utc_unless_it_has_an_offset(self, tmp_path, given):
+        """
+        A service reads the time that `--expires` says.
+        """
+        path = tmp_path / "tokens.toml"
+        printed = run("x", "--role", "operate", "--expires", given)
+        path.write_text(printed.stdout)
+        found = read_credentials(path).of_token(re.search(r"tdm_\S+", printed.stderr)[0])
+        assert datetime(2027, 1, 2, tzinfo=UTC).timestamp() == found.identity.expires_s
 
     def test_token_is_not_in_the_entry(self):
         """

@@ -8,6 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from scheduler_svc.frontend.identity.credential_store import LOOK_INTERVAL_S, CredentialStore
+from tandem.error_codes import Unauthenticated
 from tandem.errors import InvalidConfig
 from tests.scheduler_svc.frontend.identity.credentials import OTHER, USER, credentials, write_file
 
@@ -77,3 +78,25 @@ class TestReload:
         (tmp_path / "tokens.json").write_text("{")
         with pytest.raises(InvalidConfig, match="cannot be decoded"):
             CredentialStore(tmp_path / "tokens.json", clock)
+
+
+class TestExpiry:
+    @pytest.mark.parametrize(
+        ("unix_s", "is_refused"), [(1577934244.9, False), (1577934245.0, True)]
+    )
+    def test_credential_is_refused_from_its_time_on(self, tmp_path, clock, unix_s, is_refused):
+        """
+        A credential proves its caller before the time of its entry, and is refused from then on.
+        """
+        entries = [one | {"expires": "2020-01-02T04:04:05+01:00"} for one in credentials()]
+        store = CredentialStore(write_file(tmp_path, entries), clock, lambda: unix_s)
+
+        def ask() -> str:
+            caller = store.caller(lambda table: table.of_token(USER))
+            return "" if caller is None else caller.identity.name
+
+        if not is_refused:
+            assert "user" == ask()
+            return
+        with pytest.raises(Unauthenticated, match="'user' expired at 2020-01-02T03:04:05"):
+            ask()

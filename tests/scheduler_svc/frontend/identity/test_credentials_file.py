@@ -105,6 +105,8 @@ class TestRefusals:
             (changed(roles=["admin"]), "Invalid enum value 'admin'"),
             (changed(highest_priority=2**31), "highest_priority must be a number of 32 bits"),
             (changed(highest_priority="0"), "Expected `int`, got `str`"),
+            (changed(expires="2027-01-01"), "Invalid RFC3339 encoded datetime"),
+            (changed(expires="2027-01-01T00:00:00"), "Expected `datetime` with a timezone"),
             (changed(name=""), "the name of a credential must have"),
             (changed(name="other"), "two credentials have the name 'other'"),
             (changed(tokens="x"), "unknown field `tokens`"),

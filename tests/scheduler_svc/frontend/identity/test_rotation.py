@@ -32,6 +32,7 @@ from tests.scheduler_svc.frontend.identity.secured import (
     secured_frontend,
 )
 
+PAST = "2020-01-02T03:04:05Z"
 NUM_STREAMS = 16
 NUM_ROTATIONS = 3
 
@@ -111,23 +112,44 @@ class TestCertificates:
 
 
 class TestCredentials:
-    async def test_withdrawn_token_ends_no_stream_but_begins_none(self, secured, tmp_path):
+    async def test_withdrawn_token_ends_its_streams_and_begins_none(self, secured, tmp_path):
         """
-        A token that leaves the file is UNAUTHENTICATED from the next look on; its open stream ends
-        as it would have, and other tokens stay valid.
+        A token that leaves the file is UNAUTHENTICATED from the next look on, its open stream ends
+        so without another call, in the core too, and other tokens and their streams stay valid.
         """
         tls = channel_credentials(secured.servers_ca, secured.client("x.example"))
         async with grpc.aio.secure_channel(secured.address("public"), tls) as channel:
             stub = InferenceServiceStub(channel)
             call, stream_id = await opened(secured, stub, OTHER)
+            kept, kept_id = await opened(secured, stub, USER)
             write_file(tmp_path, [one for one in credentials() if one["name"] != "other"])
             secured.frontend.clock.lead_s += LOOK_INTERVAL_S
+            error = await error_of(call)
+            assert "UNAUTHENTICATED" == error.reason
+            assert "withdrawn" in error.message
+            end = await within(secured.frontend.core.ends.get())
+            assert (stream_id, FinishReason.CANCELLED) == (end.stream_id, end.reason)
             error = await error_of(
                 stub.GetModel(model_pb2.GetModelRequest(), metadata=bearer(OTHER))
             )
             assert "UNAUTHENTICATED" == error.reason
             await within(stub.GetModel(model_pb2.GetModelRequest(), metadata=bearer(USER)))
             await secured.frontend.core.tokens(
-                stream_id, 0, [40], end=ended(stream_id, FinishReason.MAX_TOKENS, 1)
+                kept_id, 0, [40], end=ended(kept_id, FinishReason.MAX_TOKENS, 1)
             )
-            assert "done" == kinds(await rest_of(call))[-1]
+            assert "done" == kinds(await rest_of(kept))[-1]
+
+    async def test_stream_ends_when_its_token_expires(self, secured, tmp_path):
+        """
+        The stream of a token that has expired ends UNAUTHENTICATED, and its next call is refused.
+        """
+        tls = channel_credentials(secured.servers_ca, secured.client("x.example"))
+        async with grpc.aio.secure_channel(secured.address("public"), tls) as channel:
+            stub = InferenceServiceStub(channel)
+            call, _ = await opened(secured, stub, OTHER)
+            write_file(tmp_path, [one | {"expires": PAST} for one in credentials()])
+            secured.frontend.clock.lead_s += LOOK_INTERVAL_S
+            for ending in (call, stub.GetModel(model_pb2.GetModelRequest(), metadata=bearer(USER))):
+                error = await error_of(ending)
+                assert "UNAUTHENTICATED" == error.reason
+                assert "2020-01-02T03:04:05+00:00" == error.metadata["expired"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -38,6 +39,13 @@ def token(
     highest_priority: Annotated[
         int, typer.Option(help="Lowest priority number of its requests; lower goes first.")
     ] = 0,
+    expires: Annotated[
+        datetime | None,
+        typer.Option(
+            formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S"],
+            help="Time from which it is refused, in UTC unless it has an offset.",
+        ),
+    ] = None,
 ) -> None:
     """
     Make a token, and print its entry for a tokens file.
@@ -58,6 +66,9 @@ def token(
         typer.echo(f"tenant = {_quoted(tenant)}")
     typer.echo(f"roles = [{', '.join(_quoted(one) for one in role)}]")
     typer.echo(f"highest_priority = {highest_priority}")
+    if expires is not None:
+        end = expires if expires.tzinfo is not None else expires.replace(tzinfo=UTC)
+        typer.echo(f"expires = {end.isoformat()}")
     remark(f"token, shown only now: {made}", is_dim=False)
 
 
