@@ -120,7 +120,7 @@ async def _burst(
             await channels[at % num_connections].unary_unary(COMPLETE)(raw, timeout=PATIENT_S)
             ends["OK"] += 1
         except grpc.aio.AioRpcError as error:
-            ends[_end(error)] += 1
+            ends[end_of(error)] += 1
 
     await asyncio.gather(*(channel.channel_ready() for channel in channels))
     await asyncio.gather(*(call(at) for at in range(num_calls)))
@@ -128,7 +128,7 @@ async def _burst(
     return ends
 
 
-def _end(error: Any) -> str:
+def end_of(error: Any) -> str:
     """Return a status's reason, and whether it says when to try again; its code without a reason."""
     try:
         status = rpc_status.from_call(error)
@@ -171,7 +171,7 @@ def _send_large(address: str, kind: str, count: int, num_bytes: int) -> collecti
                 await complete(raw, timeout=PATIENT_S, compression=grpc.Compression.Gzip)
                 ends["OK"] += 1
             except grpc.aio.AioRpcError as error:
-                ends[_end(error)] += 1
+                ends[end_of(error)] += 1
 
     async def send() -> None:
         await asyncio.gather(*(call() for _ in range(count)))
@@ -215,7 +215,7 @@ def long_id(cluster: Cluster) -> Figures:
             channel.unary_unary(COMPLETE)(request.SerializeToString(), timeout=PATIENT_S)
             end = "OK"
         except grpc.RpcError as error:
-            end = _end(error)
+            end = end_of(error)
     time.sleep(1.0)
     return {"end": end, "bytes of log": cluster.scheduler.log.stat().st_size - before}
 
