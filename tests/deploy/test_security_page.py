@@ -12,8 +12,10 @@ from tandem.bearer_token import token_hash
 from tandem.settings.options import flag_of, keys_of
 
 PAGE = Path(__file__).parents[2] / "deploy/security.md"
-OF_COMMANDS = {"--tenant", "--role", "--highest-priority"}
-"""Flags of `tandem token`, which the page names too."""
+OF_COMMANDS = {"--tenant", "--role", "--highest-priority"} | {
+    *("--openai", "--gateway-arg", "--scheduler-ca")
+}
+"""Flags of `tandem token`, `tandem up` and its gateway, which the page names too."""
 
 
 @pytest.fixture

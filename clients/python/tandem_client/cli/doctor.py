@@ -28,6 +28,7 @@ from tandem_client.cli.shared import options
 from tandem_client.cli.shared.access import takes_access
 from tandem_client.cli.shared.failures import ExitCode, describe, readable_errors
 from tandem_client.cli.shared.never_ready import why_never
+from tandem_client.cli.shared.protection import protection_of
 from tandem_client.cli.shared.unready import why_unready
 from tandem_client.client import Client
 from tandem_client.streams.retry import NO_RETRY
@@ -205,18 +206,14 @@ def check_server(
 
 def check_security(settings: Mapping[str, Any]) -> Iterator[Finding]:
     """Check that what other machines can reach, or what leaves this one, is protected."""
-    has_tokens = bool(settings.get("tokens_file"))
     for name in ("listen", "admin_listen", "metrics_listen"):
         is_metrics = name == "metrics_listen"
         own = name.removesuffix("listen")
-        cert, client_ca = (
-            bool(settings.get(f"{own}{file}") or (settings.get(file) and not is_metrics))
-            for file in ("tls_cert", "tls_client_ca")
-        )
-        tokens = bool(settings.get("metrics_token_file")) if is_metrics else has_tokens
-        is_authenticated = client_ca or tokens
+        is_encrypted, is_authenticated = protection_of(name, settings)
         address = settings.get(name)
-        why = address and unprotected(address, is_encrypted=cert, is_authenticated=is_authenticated)
+        why = address and unprotected(
+            address, is_encrypted=is_encrypted, is_authenticated=is_authenticated
+        )
         if why:
             tokens_file = "metrics_token_file" if is_metrics else "tokens_file"
             advice = (

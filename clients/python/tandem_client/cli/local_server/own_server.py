@@ -26,6 +26,6 @@ def server_at(address: str, up: Path | None) -> Iterator[str]:
     try:
         with local_server(plan, say) as server:
             say(f"ready at {server.address} after {time.monotonic() - started_s:.1f} s")
-            yield server.address
+            yield server.local_address
     except ServiceFailed as failure:
         raise fail(failure.line, failure.code) from None

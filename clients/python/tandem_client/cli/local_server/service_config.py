@@ -46,13 +46,27 @@ def check_model(executor_arguments: Sequence[str]) -> None:
     Raises:
         typer.Exit: The executor cannot serve that model; the reason was printed.
     """
+    _dry_run("executor", executor_arguments)
+
+
+def check_files(scheduler_arguments: Sequence[str]) -> None:
+    """
+    Let the scheduler check its certificates and its files of tokens.
+
+    Raises:
+        typer.Exit: One of them cannot be used; the reason was printed.
+    """
+    _dry_run("scheduler", scheduler_arguments)
+
+
+def _dry_run(service: str, arguments: Sequence[str]) -> None:
     ran = subprocess.run(  # noqa: S603  # our own interpreter
-        [sys.executable, "-m", "executor_svc", *executor_arguments, "--dry-run"],
+        [sys.executable, "-m", f"{service}_svc", *arguments, "--dry-run"],
         capture_output=True,
         text=True,
         check=False,
     )
-    _check_outcome("executor", ran.returncode, ran.stderr)
+    _check_outcome(service, ran.returncode, ran.stderr)
 
 
 def _check_outcome(service: str, status: int, errors: str) -> None:

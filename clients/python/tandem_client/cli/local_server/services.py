@@ -12,13 +12,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tandem.errors import TandemError
 from tandem.process.temporary import temporary_folder
+from tandem.settings.options import ServiceName, flag_of
 from tandem_client.admin import is_serving
 from tandem_client.cli.shared.failures import ExitCode, Terminated, signal_name
 from tandem_client.cli.shared.never_ready import why_never
@@ -26,6 +27,15 @@ from tandem_client.cli.shared.never_ready import why_never
 CHILD = Path(__file__).with_name("child.py")
 POLL_S = 0.05
 EXECUTOR_SOCKET = "executor.sock"
+SCHEDULER_SOCKET = "scheduler.sock"
+LINK_SECURITY: Mapping[ServiceName, tuple[str, ...]] = {
+    "executor": ("tls_cert", "tls_key", "tls_client_ca", "link_token_file"),
+    "scheduler": ("executor_ca", "executor_cert", "executor_key", "link_token_file"),
+}
+"""
+Options of the link's security, which are set to none: a file for both services names certificates
+of the ports, and variables may be set for an executor on a network.
+"""
 MIN_LOG_BYTES = 1 << 20
 STOP_S = 10.0
 """Seconds that a child may take to stop, besides the grace period for running requests."""
@@ -133,12 +143,13 @@ class LocalServer:
 
     Attributes:
         executor_arguments: Arguments of `python -m executor_svc`, with the model, without an
-            address.
+            address; last come ours, so that nothing else secures the link between both.
         scheduler_arguments: Arguments of `python -m scheduler_svc`, without the executor's address.
         drain_grace_s: Seconds that running requests may go on after a stop.
         start_timeout_s: Seconds within which both services must be ready.
         log_folder: Folder of the logs; None = a temporary folder, copied after a failure.
         openai_listen: HTTP address of a gateway with OpenAI's API; None = no gateway.
+        gateway_arguments: Further arguments of the gateway.
     """
 
     executor_arguments: Sequence[str]
@@ -147,18 +158,20 @@ class LocalServer:
     start_timeout_s: float = 300.0
     log_folder: Path | None = None
     openai_listen: str | None = None
+    gateway_arguments: Sequence[str] = ()
 
 
 @dataclass(slots=True, eq=False)
 class RunningServer:
     """
     A server that this process owns: its services, with a gateway as the last one if it has one,
-    their addresses and their log folder.
+    their addresses and their log folder. At its local address it needs no credentials.
     """
 
     log_folder: Path
     services: list[Service] = field(default_factory=list)
     address: str = ""
+    local_address: str = ""
     executor_address: str = ""
     admin_address: str | None = None
     metrics_address: str | None = None
@@ -225,7 +238,7 @@ def local_server(plan: LocalServer, say: Callable[[str], None]) -> Iterator[Runn
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_stop_signals())
-        private = temporary_folder("tandem-", deepest=EXECUTOR_SOCKET)
+        private = temporary_folder("tandem-", deepest=f"{SCHEDULER_SOCKET}.lock")
         stack.callback(shutil.rmtree, private, ignore_errors=True)
         server = RunningServer(plan.log_folder or private)
         server.log_folder.mkdir(parents=True, exist_ok=True)
@@ -265,18 +278,23 @@ def _start(
     # other user can reach the executor.
     executor_address = f"unix:{private / EXECUTOR_SOCKET}"
     server.executor_address = executor_address
-    link = f"--executor={executor_address}"
+    # The ports may ask for certificates and tokens that we do not have: our calls go here.
+    server.local_address = f"unix:{private / SCHEDULER_SOCKET}"
+    ours = [f"--executor={executor_address}", f"--local-listen={server.local_address}"]
     drain = f"--drain-grace-s={plan.drain_grace_s}"
     say("starting")
     executor = Service(
         "executor",
         "executor_svc",
-        [f"--listen={executor_address}", *plan.executor_arguments],
+        [f"--listen={executor_address}", *plan.executor_arguments, *_plain_link("executor")],
         folder,
     )
     server.services.append(executor)
     scheduler = Service(
-        "scheduler", "scheduler_svc", [link, drain, *plan.scheduler_arguments], folder
+        "scheduler",
+        "scheduler_svc",
+        [*ours, drain, *plan.scheduler_arguments, *_plain_link("scheduler")],
+        folder,
     )
     server.services.append(scheduler)
     addresses = _wait_for(server, scheduler.addresses, scheduler, deadline_s)
@@ -286,9 +304,13 @@ def _start(
     say("loading the model")
     _wait_for(server, lambda: _is_ready(executor_address), executor, deadline_s)
     say("attaching the executor")
-    _wait_for(server, lambda: _is_usable(server.address), scheduler, deadline_s)
+    _wait_for(server, lambda: _is_usable(server.local_address), scheduler, deadline_s)
     if plan.openai_listen is not None:
         _start_gateway(server, plan, deadline_s)
+
+
+def _plain_link(service: ServiceName) -> list[str]:
+    return [f"{flag_of(name)}=" for name in LINK_SECURITY[service]]
 
 
 def _start_gateway(server: RunningServer, plan: LocalServer, deadline_s: float) -> None:
@@ -296,6 +318,7 @@ def _start_gateway(server: RunningServer, plan: LocalServer, deadline_s: float) 
         f"--scheduler={from_this_machine(server.address)}",
         f"--listen={plan.openai_listen}",
         f"--drain-grace-s={plan.drain_grace_s}",
+        *plan.gateway_arguments,
     ]
     gateway = Service("gateway", "tandem_openai_gateway", arguments, server.log_folder)
     server.services.append(gateway)

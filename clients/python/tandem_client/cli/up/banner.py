@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tandem.executor.v1 import executor_service_pb2 as executor_pb2
 from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
-from tandem.network.listen_address import UNPROTECTED, reaches_beyond_this_machine
+from tandem.network.listen_address import unprotected
 from tandem.wording import GIB, gib
 from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
 from tandem_client.cli.local_server.services import RunningServer, from_this_machine
+from tandem_client.cli.shared.protection import protection_of
 from tandem_client.client import Client
 from tandem_client.model import Model
 
@@ -23,7 +25,12 @@ _UNITS = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
 def banner(
-    server: RunningServer, took_s: float, *, is_bundled: bool, warnings: Sequence[str] = ()
+    server: RunningServer,
+    took_s: float,
+    *,
+    is_bundled: bool,
+    warnings: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """
     Return the lines about a server that has just become ready.
@@ -33,36 +40,53 @@ def banner(
         took_s: Seconds from the start of the command to readiness.
         is_bundled: True if it serves the model that comes with the project.
         warnings: Warnings on the scheduler's settings; the executor reports its own.
+        settings: The scheduler's settings, of which those of security count here; None = defaults.
 
     Raises:
         TandemError: One of the services does not answer.
     """
-    with Client(server.address) as client:
+    with Client(server.local_address) as client:
         model = client.get_model(deadline_s=DEADLINE_S)
     about = describe(server.executor_address)
     lines = [f"serving at {server.address} (ready after {took_s:.1f} s)"]
     lines += described(model, about, is_bundled=is_bundled)
+    settings = settings or {}
     if server.openai_address:
-        lines.append(f"  OpenAI     http://{server.openai_address}/v1")
+        scheme = "https" if settings.get("tls_cert") else "http"
+        lines.append(f"  OpenAI     {scheme}://{server.openai_address}/v1")
     if server.admin_address:
         lines.append(f"  operators  {server.admin_address}")
     if server.metrics_address:
-        lines.append(f"  metrics    http://{server.metrics_address}/metrics")
+        scheme = "https" if settings.get("metrics_tls_cert") else "http"
+        lines.append(f"  metrics    {scheme}://{server.metrics_address}/metrics")
     lines.append(f"  logs       {server.log_folder}")
-    listening = (
-        server.address,
-        server.openai_address,
-        server.admin_address,
-        server.metrics_address,
-    )
-    lines += [
-        f"  warning    {address}: {UNPROTECTED}"
-        for address in listening
-        if address and reaches_beyond_this_machine(address)
-    ]
+    listening = {
+        "listen": (server.address, server.openai_address),
+        "admin_listen": (server.admin_address,),
+        "metrics_listen": (server.metrics_address,),
+    }
+    for setting, addresses in listening.items():
+        encrypted, authenticated = protection_of(setting, settings)
+        for address in addresses:
+            why = address and unprotected(
+                address, is_encrypted=encrypted, is_authenticated=authenticated
+            )
+            lines += [f"  warning    {address}: {why}"] if why else []
     lines += [f"  warning    {text}" for text in one_line_each([*warnings, *about.warnings])]
     examples = to_try(server.address, model, is_bundled=is_bundled)
+    examples += needed_to_call(settings)
     return [*lines, "try it:", *(f"  {line}" for line in examples), "Ctrl-C stops it"]
+
+
+def needed_to_call(settings: Mapping[str, Any]) -> list[str]:
+    """Return a remark on the options that every command needs to call such a server."""
+    needs = {
+        "tls_cert": "--ca FILE",
+        "tls_client_ca": "--cert FILE --key FILE",
+        "tokens_file": "a token in TANDEM_API_KEY",
+    }
+    found = [what for name, what in needs.items() if settings.get(name)]
+    return [f"(calls need {', '.join(found)})"] if found else []
 
 
 def describe(executor_address: str) -> executor_pb2.DescribeResponse:

@@ -18,7 +18,7 @@ from tandem.errors import AddressInUse, TandemError
 from tandem.network.listen_address import check_all_free
 from tandem.settings.options import table_of
 from tandem_client.admin import AdminClient
-from tandem_client.cli.local_server.service_config import ask_services, check_model
+from tandem_client.cli.local_server.service_config import ask_services, check_files, check_model
 from tandem_client.cli.local_server.services import (
     LocalServer,
     RunningServer,
@@ -28,6 +28,7 @@ from tandem_client.cli.local_server.services import (
 from tandem_client.cli.shared.failures import Terminated, fail, readable_errors
 from tandem_client.cli.up.banner import banner
 from tandem_client.cli.up.free_ports import free_instead
+from tandem_client.cli.up.protected_gateway import gateway_arguments, has_files
 from tandem_client.cli.up.service_flags import (
     EXECUTOR,
     SCHEDULER,
@@ -80,6 +81,10 @@ ExecutorArg = Annotated[
         metavar="FLAG", help="Another of the executor, e.g. --executor-arg=--num-threads=4."
     ),
 ]
+GatewayArg = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FLAG", help="One of the gateway, e.g. --gateway-arg=--cors-origins=*."),
+]
 SchedulerArg = Annotated[
     list[str] | None,
     typer.Option(
@@ -100,6 +105,7 @@ def up(
     openai: OpenAI = None,
     executor_arg: ExecutorArg = None,
     scheduler_arg: SchedulerArg = None,
+    gateway_arg: GatewayArg = None,
     **flags: str | bool | None,
 ) -> None:
     """
@@ -113,21 +119,19 @@ def up(
     one, the bundled test model. Nothing is downloaded: hf download ORG/NAME --local-dir DIR.
     """
     chosen = model if model or MODEL_VARIABLE in os.environ else _bundled_or_refuse()
-    for_executor = [
-        *arguments_of({"model": chosen, "config": config}),
-        *flags_for(EXECUTOR, flags),
-        *(executor_arg or []),
-    ]
-    for_scheduler = [
-        *arguments_of({"config": config, "drain_grace_s": drain_grace_s}),
-        *flags_for(SCHEDULER, flags),
-        *(scheduler_arg or []),
-    ]
+    own: Mapping[str, object] = {"model": chosen, "config": config}
+    for_executor = [*arguments_of(own), *flags_for(EXECUTOR, flags), *(executor_arg or [])]
+    own = {"config": config, "drain_grace_s": drain_grace_s}
+    for_scheduler = [*arguments_of(own), *flags_for(SCHEDULER, flags), *(scheduler_arg or [])]
+    repeated = {"executor_arg": executor_arg, "scheduler_arg": scheduler_arg}
+    repeated["gateway_arg"] = gateway_arg
     # Mistakes are reported before anything starts.
     asked = ask_services({SCHEDULER: for_scheduler, EXECUTOR: for_executor})
     settings = {service: _by_name(asked[service]) for service in asked}
-    listening = {name: settings[SCHEDULER][name]["value"] for name in LISTENING}
-    addresses = {name: at for name, at in (*listening.items(), ("openai", openai)) if at}
+    values = {name: one["value"] for name, one in settings[SCHEDULER].items()}
+    for_gateway = _checked(values, for_scheduler, gateway_arg or [], openai)
+    listening = {**{name: values[name] for name in LISTENING}, "openai": openai}
+    addresses = {name: at for name, at in listening.items() if at}
     try:
         check_all_free(addresses)
     except AddressInUse as error:
@@ -135,11 +139,10 @@ def up(
         given = [
             *([str(model)] if model else []),
             *arguments_of({"config": config, "drain_grace_s": drain_grace_s, "log_dir": log_dir}),
-            *_repeated({"executor_arg": executor_arg, "scheduler_arg": scheduler_arg}),
+            *_repeated(repeated),
         ]
         elsewhere = arguments_of({**flags, "openai": openai, **free_instead(addresses)})
-        command = shlex.join(["tandem", "up", *given, *elsewhere])
-        raise fail(f"{error.reason}: {error.message}; or serve elsewhere: {command}") from None
+        raise _in_use(error, [*given, *elsewhere]) from None
     grace = settings[SCHEDULER]["drain_grace_s"]
     plan = LocalServer(
         executor_arguments=for_executor,
@@ -148,11 +151,28 @@ def up(
         start_timeout_s=start_timeout_s,
         log_folder=log_dir,
         openai_listen=openai,
+        gateway_arguments=for_gateway,
     )
-    _serve(plan, Path(settings[EXECUTOR]["model"]["value"]), asked[SCHEDULER]["warnings"])
+    _serve(plan, Path(settings[EXECUTOR]["model"]["value"]), asked[SCHEDULER]["warnings"], values)
 
 
-def _serve(plan: LocalServer, model: Path, warnings: Sequence[str]) -> None:
+def _in_use(error: AddressInUse, elsewhere: list[str]) -> typer.Exit:
+    command = shlex.join(["tandem", "up", *elsewhere])
+    return fail(f"{error.reason}: {error.message}; or serve elsewhere: {command}")
+
+
+def _checked(
+    settings: Mapping[str, Any], for_scheduler: list[str], given: list[str], openai: str | None
+) -> list[str]:
+    """Check the scheduler's files of security; return the gateway's flags, if there is one."""
+    if has_files(settings):
+        check_files(for_scheduler)
+    return gateway_arguments(settings, given) if openai else []
+
+
+def _serve(
+    plan: LocalServer, model: Path, warnings: Sequence[str], settings: Mapping[str, Any]
+) -> None:
     console = Console(stderr=True)
     started_s = time.monotonic()
     is_up = False
@@ -165,7 +185,13 @@ def _serve(plan: LocalServer, model: Path, warnings: Sequence[str]) -> None:
             with local_server(plan, say) as server:
                 status.stop()
                 took_s = time.monotonic() - started_s
-                lines = banner(server, took_s, is_bundled=_is_bundled(model), warnings=warnings)
+                lines = banner(
+                    server,
+                    took_s,
+                    is_bundled=_is_bundled(model),
+                    warnings=warnings,
+                    settings=settings,
+                )
                 typer.echo("\n".join(lines))
                 is_up = True
                 try:
@@ -185,7 +211,7 @@ def _watch(server: RunningServer, console: Console) -> None:
     with contextlib.ExitStack() as stack:
         admin: AdminClient | None = None
         if server.admin_address:
-            admin = stack.enter_context(AdminClient(server.admin_address, retry=NO_RETRY))
+            admin = stack.enter_context(AdminClient(server.local_address, retry=NO_RETRY))
         looked_s = time.monotonic()
         while True:
             done = server.keep_up(time.monotonic())

@@ -2,8 +2,8 @@
 Flags of the services that `tandem up` takes and passes on unchanged: the services check them.
 
 They are all options of the services (`tandem.settings.options`) but for those that `tandem up`
-decides itself, and those of encryption and identity: it starts everything on one machine and calls
-it without certificates and tokens. Services on a network are started by themselves.
+decides itself. Those of the link between both are decided too: it is a unix socket that only this
+user can open, without certificates and tokens.
 """
 
 from __future__ import annotations
@@ -16,12 +16,18 @@ from typing import Annotated, Any
 import typer
 
 from tandem.settings.options import Group, Option, ServiceName, flag_of, options_of
+from tandem_client.cli.local_server.services import LINK_SECURITY
 
 SCHEDULER: ServiceName = "scheduler"
 EXECUTOR: ServiceName = "executor"
 DECIDED: Mapping[ServiceName, frozenset[str]] = {
-    EXECUTOR: frozenset({"model", "listen", "dry_run", "ready_file"}),
-    SCHEDULER: frozenset({"executor", "take_over", "drain_grace_s", "dry_run", "ready_file"}),
+    EXECUTOR: frozenset({"model", "listen", "dry_run", "ready_file", *LINK_SECURITY[EXECUTOR]}),
+    SCHEDULER: frozenset(
+        {
+            *("executor", "local_listen", "take_over", "drain_grace_s", "dry_run", "ready_file"),
+            *LINK_SECURITY[SCHEDULER],
+        }
+    ),
 }
 """Options of each service that are no flags of `tandem up`, or flags of its own."""
 
@@ -46,7 +52,7 @@ def _flags() -> dict[str, ServiceFlag]:
     flags: dict[str, ServiceFlag] = {}
     for service in (EXECUTOR, SCHEDULER):
         for option in options_of(service):
-            if option.name in DECIDED[service] or option.group is Group.SECURITY:
+            if option.name in DECIDED[service]:
                 continue
             known = flags.get(option.name)
             flags[option.name] = (

@@ -10,6 +10,7 @@ from executor_svc.model.families import FAMILIES
 from scheduler_svc.config.settings import SchedulerSettings
 from tandem.settings.options import Group, options_of
 from tandem_client.cli.app import app
+from tandem_client.cli.local_server.services import LINK_SECURITY
 from tandem_client.cli.up.service_flags import EXECUTOR, FLAGS, SCHEDULER, flags_for
 
 TAKEN = {SCHEDULER: SchedulerSettings, EXECUTOR: ExecutorSettings}
@@ -22,24 +23,21 @@ DECIDED_BY_UP = {"model", "executor", "take_over", "drain_grace_s", "dry_run", "
 def options_within_reach(service):
     """Return the options of a service that can be given to `tandem up`."""
     ours = {*DECIDED_BY_UP, *(["listen"] if service == EXECUTOR else [])}
-    return [
-        option
-        for option in options_of(service)
-        if option.name not in ours and option.group is not Group.SECURITY
-    ]
+    ours |= {"local_listen", *LINK_SECURITY[service]}
+    return [option for option in options_of(service) if option.name not in ours]
 
 
 class TestTable:
     @pytest.mark.parametrize("service", [SCHEDULER, EXECUTOR])
     def test_every_setting_is_within_reach(self, service):
         """
-        Every setting of a service can be given to `tandem up`, but for what it decides itself, and
-        for encryption and identity, which services on one machine do without.
+        Every setting of a service can be given to `tandem up`, but for what it decides itself:
+        among that the security of the link, which is a socket of this user alone.
         """
         fields = {name for name, field in TAKEN[service].model_fields.items() if not field.exclude}
         reached = {name for name, flag in FLAGS.items() if service in flag.services}
-        security = {one.name for one in options_of(service) if one.group is Group.SECURITY}
-        ours = {*DECIDED_BY_UP, *security, *(["listen"] if service == EXECUTOR else [])}
+        link = {"local_listen", *LINK_SECURITY[service]}
+        ours = {*DECIDED_BY_UP, *link, *(["listen"] if service == EXECUTOR else [])}
         assert fields - ours == reached
 
     @pytest.mark.parametrize("service", [SCHEDULER, EXECUTOR])
@@ -60,8 +58,7 @@ class TestTable:
         Help lists the flags group by group, in the order in which the groups are declared.
         """
         groups = [flag.option.group for flag in FLAGS.values()]
-        expected = [group for group in Group if group is not Group.SECURITY]
-        assert expected == list(dict.fromkeys(groups))
+        assert list(Group) == list(dict.fromkeys(groups))
         assert sorted(groups, key=list(Group).index) == groups
 
     def test_values_become_arguments(self):

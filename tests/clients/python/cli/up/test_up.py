@@ -179,7 +179,7 @@ class TestBanner:
         The banner has the URL that OpenAI's clients take, and only with a gateway.
         """
         monkeypatch.setattr("tandem_client.cli.up.banner.describe", lambda _: self.ABOUT)
-        running = RunningServer(tmp_path, address=server.address)
+        running = RunningServer(tmp_path, address=server.address, local_address=server.address)
         assert not [one for one in banner(running, 1.0, is_bundled=False) if "OpenAI" in one]
         running.openai_address = "127.0.0.1:8000"
         assert "  OpenAI     http://127.0.0.1:8000/v1" in banner(running, 1.0, is_bundled=False)
