@@ -1,7 +1,7 @@
 """
 Process that opens many Generate streams at once and counts what comes.
 
-    python -m tandem_bench.reader.reader_process ADDRESS CONNECTIONS < requests and commands
+    python -m tandem_bench.reader.reader_process ADDRESS CONNECTIONS [batch] < requests and commands
 
 ADDRESS is host:port or unix:path. Standard input begins with the number of requests and, for each,
 its length and its bytes (numbers: 4 bytes, little-endian); one command per line follows:
@@ -11,7 +11,8 @@ its length and its bytes (numbers: 4 bytes, little-endian); one command per line
     resume        read them again; answers like report
     quit, or the end of input: close everything
 
-Stream i is on connection i modulo CONNECTIONS. Exit codes: 0 quit, 2 wrong arguments.
+Stream i is on connection i modulo CONNECTIONS; with `batch` all requests are items of one stream,
+which cannot be stalled. Exit codes: 0 quit, 2 wrong arguments.
 
 The streams are grpcio's. They cost about as much CPU as the server's end of them, which shows only
 where clients and service share few cores: on two cores of an AMD EPYC (Zen 3), 256 clients got 9 %
@@ -26,15 +27,27 @@ import struct
 import sys
 import time
 from collections import Counter
+from collections.abc import Coroutine
 from typing import Any, BinaryIO
 
 import grpc
 import msgspec
+from google.rpc.status_pb2 import Status
 
-from tandem.inference.v1.inference_service_pb2 import DESCRIPTOR, GenerateResponse
+from tandem.inference.v1.batch_pb2 import BatchEvent, GenerateBatchResponse
+from tandem.inference.v1.inference_service_pb2 import (
+    DESCRIPTOR,
+    BatchItem,
+    GenerateBatchRequest,
+    GenerateRequest,
+    GenerateResponse,
+)
 from tandem_bench.reader.counts import ReadCounts
 
 _METHOD = f"/{DESCRIPTOR.services_by_name['InferenceService'].full_name}/Generate"
+_BATCH_METHOD = f"{_METHOD}Batch"
+ITEMS_PER_MESSAGE = 64
+"""Items that one message of a batch adds."""
 STREAM_WINDOW = 8192
 """
 Bytes that a server may send on a stream before they are read: few, so that a stream which is no
@@ -63,7 +76,21 @@ class _Stream:
 class ReaderProcess:
     """All streams of one reader process."""
 
-    def __init__(self, address: str, num_connections: int, requests: list[bytes]) -> None:
+    def __init__(
+        self,
+        address: str,
+        num_connections: int,
+        requests: list[bytes],
+        *,
+        as_batch: bool = False,
+    ) -> None:
+        """
+        Args:
+            address: Address of the service.
+            num_connections: Number of connections.
+            requests: One serialized GenerateRequest per stream.
+            as_batch: Send all of them as items of one GenerateBatch, on the first connection.
+        """
         self._counts: Counter[str] = Counter()
         self._streams = [_Stream() for _ in requests]
         self._num_stalled = 0
@@ -77,7 +104,13 @@ class ReaderProcess:
             grpc.aio.insecure_channel(address, options=options) for _ in range(num_connections)
         ]
         self._tasks = [
-            asyncio.create_task(self._read(self._channels[index % num_connections], request, one))
+            asyncio.create_task(work)
+            for work in ([self._read_batch(requests)] if as_batch else self._reads(requests))
+        ]
+
+    def _reads(self, requests: list[bytes]) -> list[Coroutine[None, None, None]]:
+        return [
+            self._read(self._channels[index % len(self._channels)], request, one)
             for index, (request, one) in enumerate(zip(requests, self._streams, strict=True))
         ]
 
@@ -117,10 +150,36 @@ class ReaderProcess:
         except grpc.aio.AioRpcError as error:
             stream.status = str(error.code().value[0])
 
+    async def _read_batch(self, requests: list[bytes]) -> None:
+        method: Any = self._channels[0].stream_stream(_BATCH_METHOD, None, _as_is)
+        call = method()
+        for first in range(0, len(requests), ITEMS_PER_MESSAGE):
+            share = enumerate(requests[first : first + ITEMS_PER_MESSAGE], first)
+            adding = GenerateBatchRequest(
+                add=[
+                    BatchItem(item=number, request=GenerateRequest.FromString(request))
+                    for number, request in share
+                ]
+            )
+            await call.write(adding.SerializeToString())
+        try:
+            async for message in call:
+                self._counts["messages"] += 1
+                for event in GenerateBatchResponse.FromString(message).events:
+                    stream = self._streams[event.item]
+                    self._count_event(event, stream)
+                    if event.HasField("error"):
+                        stream.status = str(Status.FromString(event.error).code)
+        except grpc.aio.AioRpcError as error:
+            for stream in self._streams:
+                stream.status = stream.status or str(error.code().value[0])
+
     def _count(self, message: bytes, stream: _Stream) -> None:
+        self._counts["messages"] += 1
+        self._count_event(GenerateResponse.FromString(message), stream)
+
+    def _count_event(self, response: GenerateResponse | BatchEvent, stream: _Stream) -> None:
         counts = self._counts
-        counts["messages"] += 1
-        response = GenerateResponse.FromString(message)
         match response.WhichOneof("event"):
             case "delta":
                 delta = response.delta
@@ -170,10 +229,10 @@ def _read_requests(source: BinaryIO) -> list[bytes]:
     return [source.read(number()) for _ in range(number())]
 
 
-async def _serve(address: str, num_connections: int) -> None:
+async def _serve(address: str, num_connections: int, *, as_batch: bool) -> None:
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     requests = await asyncio.to_thread(_read_requests, source)
-    reader = ReaderProcess(address, num_connections, requests)
+    reader = ReaderProcess(address, num_connections, requests, as_batch=as_batch)
     while line := await asyncio.to_thread(source.readline):
         answer = reader.obey(line.decode().strip())
         if answer is None:
@@ -185,10 +244,12 @@ async def _serve(address: str, num_connections: int) -> None:
 
 def main(arguments: list[str]) -> int:
     """Read until the command to quit or the end of the input; return the exit code."""
-    if len(arguments) != 2 or not arguments[1].isdecimal() or not int(arguments[1]):
-        sys.stderr.write("usage: reader_process ADDRESS CONNECTIONS\n")
+    as_batch = arguments[2:] == ["batch"]
+    is_right = len(arguments) == 2 + as_batch and arguments[1].isdecimal()
+    if not is_right or not int(arguments[1]):
+        sys.stderr.write("usage: reader_process ADDRESS CONNECTIONS [batch]\n")
         return 2
-    asyncio.run(_serve(arguments[0], int(arguments[1])))
+    asyncio.run(_serve(arguments[0], int(arguments[1]), as_batch=as_batch))
     return 0
 
 
