@@ -1,71 +1,33 @@
 """
 `python -m tests.bench.gateway`: tokens per second through the gateway, over those of gRPC directly.
 
-One scheduler service and an executor whose steps take a fixed time serve both. A client process
-reads all streams at once, first directly, then through the gateway, a few times in turn; all
-processes share this machine's cores. Through HTTP the client looks for the end of a stream only,
-so that it costs less than any real one.
+One scheduler service and one executor serve both: by default a real executor with the bundled model,
+one thread and float32; with --step-ms one without a model, whose steps take that long. All streams
+are read at once, first directly, then through the gateway, in turn, and the first turn of each is
+not counted. Each turn's reader is a process of its own (`raw_reader`), which decodes nothing while
+time is taken. No process is bound to a core: the executor, the scheduler's processes, the gateway
+and the reader share this machine's, so that what the gateway costs is taken from the others. The
+line says the CPU µs per token of each; the scheduler's are those of its core and its frontends.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-from tandem_client import AsyncClient
 from tests.bench.machine import machine
-from tests.e2e.cluster import PATIENCE, Process, wait_until
+from tests.e2e.cluster import BUNDLED_MODEL, PATIENCE, ROOT, Process, environment
 
-PROMPT = "def fibonacci(n):"
-END = b"data: [DONE]\n\n"
-READ_BYTES = 1 << 16
-
-
-async def direct(address: str, num_streams: int, num_tokens: int) -> None:
-    """Read all streams with the Python client."""
-    async with AsyncClient(address) as client:
-
-        async def read(seed: int) -> None:
-            options = {"max_tokens": num_tokens, "ignore_eos": True, "seed": seed}
-            async for _ in client.generate(PROMPT, **options):
-                pass
-
-        await asyncio.gather(*(read(seed) for seed in range(num_streams)))
-
-
-async def through(address: str, num_streams: int, num_tokens: int) -> None:
-    """Read all streams over HTTP, each on a connection of its own."""
-    host, _, port = address.rpartition(":")
-
-    async def read(seed: int) -> None:
-        body = json.dumps(
-            {
-                "prompt": PROMPT,
-                "max_tokens": num_tokens,
-                "ignore_eos": True,
-                "seed": seed,
-                "stream": True,
-            }
-        ).encode()
-        reader, writer = await asyncio.open_connection(host, int(port))
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
-        tail = b""
-        while END not in tail:
-            part = await reader.read(READ_BYTES)
-            assert part, "a stream ended too early"
-            tail = tail[-len(END) :] + part
-        writer.close()
-
-    await asyncio.gather(*(read(seed) for seed in range(num_streams)))
+WAYS = ("grpc", "http")
 
 
 def cpu_s(process: Process) -> float:
@@ -74,16 +36,27 @@ def cpu_s(process: Process) -> float:
     return sum(one.user + one.system for one in times)
 
 
-def measure(
-    read: Callable[[str, int, int], Awaitable[None]], address: str, streams: int, tokens: int
-) -> float:
-    """Return the tokens per second of one round."""
-    started_s = time.monotonic()
-    asyncio.run(read(address, streams, tokens))
-    return streams * tokens / (time.monotonic() - started_s)
+def read(way: str, address: str, streams: int, tokens: int) -> dict[str, float]:
+    """Return what a reader's process found."""
+    command = [sys.executable, "-m", "tests.bench.gateway.raw_reader", way, address]
+    command += [str(streams), str(tokens)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True, check=True
+    )
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
 
 
-def compare(folder: Path, step_ms: float, given: argparse.Namespace) -> dict:
+def start_executor(start: Callable[..., Process], step_ms: float | None, streams: int) -> Process:
+    """Start the bundled model, or steps that take a fixed time."""
+    if step_ms is None:
+        model = [f"--model={BUNDLED_MODEL}", "--dtype=float32", "--num-threads=1"]
+        return start("executor_svc", "--listen=127.0.0.1:0", *model, f"--max-batch-size={streams}")
+    rows = [f"--rows={streams}", "--max-num-blocks=16384", f"--step-ms={step_ms}"]
+    return start("tandem_bench.fixed_step", "--listen=127.0.0.1:0", *rows)
+
+
+def compare(folder: Path, step_ms: float | None, given: argparse.Namespace) -> dict[str, Any]:
     """Start the processes, measure both ways in turn, and return the medians."""
     with ExitStack() as stack:
 
@@ -92,60 +65,68 @@ def compare(folder: Path, step_ms: float, given: argparse.Namespace) -> dict:
             stack.callback(process.end)
             return process
 
-        rows = [f"--rows={given.streams}", "--max-num-blocks=16384", f"--step-ms={step_ms}"]
-        executor = start("tandem_bench.fixed_step", "--listen=127.0.0.1:0", *rows)
+        executor = start_executor(start, step_ms, given.streams)
         scheduler = start(
             "scheduler_svc",
             f"--executor={executor.addresses()['address']}",
+            f"--max-batch-size={given.streams}",
             *(f"--{name}=127.0.0.1:0" for name in ("listen", "admin-listen", "metrics-listen")),
             *PATIENCE,
         )
         address = scheduler.addresses()["address"]
         gateway = start("tandem_openai_gateway", f"--scheduler={address}", "--listen=127.0.0.1:0")
-        http = gateway.addresses()["address"]
-        for read, at in ((direct, address), (through, http)):
-            wait_until(lambda read=read, at=at: answers(read, at), "an answer")
-        found: dict[str, list[float]] = {"direct": [], "gateway": []}
-        before_s = cpu_s(gateway)
-        for _ in range(given.rounds):
-            found["direct"].append(measure(direct, address, given.streams, given.tokens))
-            found["gateway"].append(measure(through, http, given.streams, given.tokens))
-        used_s = cpu_s(gateway) - before_s
-    tokens = given.rounds * given.streams * given.tokens
-    medians = {name: statistics.median(values) for name, values in found.items()}
+        addresses = dict(zip(WAYS, (address, gateway.addresses()["address"]), strict=True))
+        processes = {"executor": executor, "scheduler": scheduler, "gateway": gateway}
+        turns: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+        for _ in range(1 + given.rounds):
+            for way, at in addresses.items():
+                before_s = {name: cpu_s(one) for name, one in processes.items()}
+                found = read(way, at, given.streams, given.tokens)
+                used_s = {name: cpu_s(one) - before_s[name] for name, one in processes.items()}
+                turns[way].append(figures(found, used_s, given.streams * given.tokens))
+    return summary({way: found[1:] for way, found in turns.items()})
+
+
+def figures(found: dict[str, float], used_s: dict[str, float], tokens: int) -> dict[str, float]:
+    """Return the figures of one turn: CPU µs per token of each process, and rates."""
+    used_s = used_s | {"reader": found["cpu_s"]}
     return {
-        "step_ms": step_ms,
-        "streams": given.streams,
-        "direct_tokens_per_s": round(medians["direct"]),
-        "gateway_tokens_per_s": round(medians["gateway"]),
-        "ratio": round(medians["gateway"] / medians["direct"], 3),
-        "gateway_cpu_us_per_token": round(used_s / tokens * 1e6, 1),
+        "tokens_per_s": tokens / found["took_s"],
+        "tokens_per_message": tokens / found["messages"],
+        **{f"{name}_us": seconds / tokens * 1e6 for name, seconds in used_s.items()},
     }
 
 
-def answers(read: Callable[[str, int, int], Awaitable[None]], address: str) -> bool:
-    """Return True once a short stream comes to its end."""
-    try:
-        asyncio.run(asyncio.wait_for(read(address, 1, 2), 30))
-    except AssertionError:
-        return False
-    return True
+def summary(turns: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """Return the medians of all turns, and the ratio of the medians and of each pair of turns."""
+    medians = {
+        way: {name: statistics.median(turn[name] for turn in found) for name in found[0]}
+        for way, found in turns.items()
+    }
+    rates = {way: [turn["tokens_per_s"] for turn in found] for way, found in turns.items()}
+    ratios = sorted(round(b / a, 3) for a, b in zip(*rates.values(), strict=True))
+    ratio = medians["http"]["tokens_per_s"] / medians["grpc"]["tokens_per_s"]
+    rounded = {
+        way: {name: round(value, 1) for name, value in one.items()} for way, one in medians.items()
+    }
+    return {"ratio": round(ratio, 3), "ratios": ratios, **rounded}
 
 
 def main() -> None:
-    """Measure with several durations of a step, and print a line each."""
+    """Measure with the model, or with several durations of a step, and print a line each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=64, help="streams at a time; default: 64")
-    parser.add_argument("--tokens", type=int, default=300, help="tokens a stream; default: 300")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of both; default: 3")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens a stream; default: 128")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of both; default: 5")
     parser.add_argument(
-        "--step-ms", type=float, nargs="+", default=[40.0, 20.0, 5.0], help="default: 40 20 5"
+        "--step-ms", type=float, nargs="+", default=[None], help="steps without a model"
     )
     given = parser.parse_args()
     print(json.dumps({"machine": machine(), "load": os.getloadavg()[0]}))
     for step_ms in given.step_ms:
         with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
-            print(json.dumps(compare(Path(folder), step_ms, given)), flush=True)
+            found = compare(Path(folder), step_ms, given)
+            print(json.dumps({"step_ms": step_ms, "streams": given.streams} | found), flush=True)
 
 
 if __name__ == "__main__":
