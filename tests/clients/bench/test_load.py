@@ -8,11 +8,14 @@ import pytest
 from typer.testing import CliRunner
 
 from tandem.errors import InvalidParameter, QueueFull
+from tandem.network.tls import server_credentials
+from tandem.network.tls_files import ServerTls
 from tandem_bench.load.command import app
 from tandem_bench.load.report import percentiles, summarize
 from tandem_bench.load.worker import Outcomes, Task
 from tandem_bench.load.workload import Workload, read_prompts
-from tests.clients.python.fake_server import ANSWER, Act
+from tests.certificates import Authority
+from tests.clients.python.fake_server import ANSWER, Act, fake_server
 
 
 def workload(**changes):
@@ -103,6 +106,7 @@ class TestWorkload:
             concurrency=3,
             num_warm_up=0,
             max_time_s=1.0,
+            access={"ca": "ca.pem", "api_key": "sesame"},
         )
 
         assert task == Task.from_json(task.to_json())
@@ -238,3 +242,36 @@ class TestBenchServe:
         assert "first token, ms" in result.stdout
         assert "2 requests, 0 errors" in result.stdout
         assert ANSWER not in result.stdout
+
+    def test_every_process_calls_over_mutual_tls_with_the_key(self, tmp_path):
+        """
+        The command and each of its processes show the certificate and the key that it was given.
+        """
+        ca = Authority(tmp_path)
+        pair, mine = ca.issue("server"), ca.issue("mine")
+        files = ServerTls(certificate=pair.certificate, key=pair.key, client_ca=ca.file)
+        given = [
+            *("--ca", str(ca.file), "--cert", str(mine.certificate), "--key", str(mine.key)),
+            *("--api-key", "sesame"),
+        ]
+        with fake_server(server_credentials(files)) as server:
+            result = CliRunner().invoke(
+                app,
+                [
+                    *(
+                        "--requests",
+                        "4",
+                        "--concurrency",
+                        "2",
+                        "--processes",
+                        "2",
+                        "--warm-up",
+                        "0",
+                    ),
+                    *("--max-time-s", "600", "--json", "--address", server.address, *given),
+                ],
+            )
+
+        assert 0 == result.exit_code, result.output
+        assert (4, 0) == tuple(json.loads(result.stdout)[key] for key in ("requests", "errors"))
+        assert {"Bearer sesame"} == {seen.get("authorization") for seen in server.seen.metadata}

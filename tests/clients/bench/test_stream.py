@@ -9,6 +9,7 @@ import pytest
 from tandem_bench.__main__ import main
 from tandem_bench.reader.readers import ReaderFailed
 from tandem_bench.stream import command as stream
+from tandem_bench.stream.encryption import Rates, compare
 
 SERVICE = SimpleNamespace(address="127.0.0.1:1")
 
@@ -58,8 +59,10 @@ class TestFlags:
             (["--streams=4", "--stalled=4"], "some client has to read"),
             (["--seconds=-1"], "must be above 0"),
             (["--step-ms=0"], "must be above 0"),
+            (["--tls", "--streams=4", "--streams=8"], "--tls compares one point"),
+            (["--tls", "--stalled=1"], "--tls compares one point"),
         ],
-        ids=["nobody reads", "no time", "no step"],
+        ids=["nobody reads", "no time", "no step", "TLS of two points", "TLS with stalled streams"],
     )
     def test_what_cannot_be_measured_is_refused(self, capsys, flags, why):
         """
@@ -88,6 +91,37 @@ class TestReader:
         assert 1 == main(["stream", "--streams=1", "--json"])
         (line,) = capsys.readouterr().err.splitlines()
         assert "1 streams, 1 frontends, 0 stalled: the reader ended with 1" in line
+
+
+class TestEncryption:
+    def test_turns_alternate_and_give_ratios_with_their_spread(self, capsys):
+        """
+        Every other turn begins with TLS; each ratio is told with its median, least and largest.
+        """
+        order = []
+
+        def rates(certificate) -> Rates:
+            order.append(certificate is not None)
+            speed = 90 + 2 * len(order) if certificate else 100
+            return Rates(tokens_per_s=speed, scheduler_us_per_token=2.5 if certificate else 2.0)
+
+        compare(rates, 3, as_json=True)
+        found = json.loads(capsys.readouterr().out)
+        assert [False, True, True, False, False, True] == order
+        assert {"median": 0.96, "least": 0.94, "most": 1.02} == found["tokens_ratio"]
+        assert {"median": 1.25, "least": 1.25, "most": 1.25} == found["cpu_ratio"]
+        assert 3 == len(found["turns"])
+
+    @pytest.mark.slow
+    def test_streams_behind_tls_are_measured(self, capsys):
+        """
+        A service with a self-made certificate on its public port serves the readers.
+        """
+        command = ["stream", "--tls", "--turns=1", "--streams=4", "--seconds=1", "--step-ms=2"]
+        assert 0 == main(command)
+        output = capsys.readouterr().out
+        assert "tokens/s with TLS: " in output
+        assert "CPU per token with TLS: " in output
 
 
 @pytest.mark.slow

@@ -294,7 +294,9 @@ class CoreWithClients(SchedulerService):
         super().close()
 
 
-def started_reader(address: str, requests: Sequence[bytes], *, connections: int = 4) -> Reader:
+def started_reader(
+    address: str, requests: Sequence[bytes], *, connections: int = 4, ca: Path | None = None
+) -> Reader:
     """
     Open streams and return once all were accepted; see `start_reader`.
 
@@ -307,7 +309,9 @@ def started_reader(address: str, requests: Sequence[bytes], *, connections: int 
     deadline_s = time.monotonic() + START_DEADLINE_S
     while True:
         with contextlib.ExitStack() as opened:
-            reader = opened.enter_context(start_reader(address, requests, connections=connections))
+            reader = opened.enter_context(
+                start_reader(address, requests, connections=connections, ca=ca)
+            )
             if _have_started(reader, deadline_s):
                 opened.pop_all()
                 return reader

@@ -14,10 +14,11 @@ from typer.main import get_command
 
 from tandem_bench.load.processes import run_tasks
 from tandem_bench.load.report import errors_by_reason, summarize
-from tandem_bench.load.worker import Outcomes, Task
+from tandem_bench.load.worker import Outcomes, Task, sent_access
 from tandem_bench.load.workload import Workload, read_prompts
-from tandem_client.channel import DEFAULT_ADDRESS
+from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
 from tandem_client.cli.shared import options
+from tandem_client.cli.shared.access import takes_access
 from tandem_client.cli.shared.exit_codes import EXIT_CODES_HELP, ExitCode
 from tandem_client.cli.shared.failures import fail, readable_errors
 from tandem_client.cli.shared.help_texts import hide_switch_types
@@ -59,8 +60,10 @@ MaxTime = Annotated[
 
 
 @readable_errors
+@takes_access
 def serve(
     *,
+    channel: ChannelOptions,
     address: options.Address = DEFAULT_ADDRESS,
     requests: Requests = None,
     concurrency: Concurrency = 16,
@@ -75,7 +78,10 @@ def serve(
     as_json: options.Json = False,
 ) -> None:
     """Send requests from as many processes as asked, and print latencies and throughput."""
-    with Client(address, retry=options.RETRY) as client, Waits(no_answer(address)):
+    with (
+        Client(address, retry=options.RETRY, options=channel) as client,
+        Waits(no_answer(address)),
+    ):
         model = client.get_model()
     lines = () if prompts is None else read_prompts(prompts)
     workload = Workload(
@@ -98,6 +104,7 @@ def serve(
                 concurrency=concurrency // processes + (index < concurrency % processes),
                 num_warm_up=warm_up,
                 max_time_s=max_time_s,
+                access=sent_access(channel),
             )
             for index in range(processes)
         ]

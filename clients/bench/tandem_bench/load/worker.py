@@ -13,7 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -21,7 +21,7 @@ from tandem.errors import TandemError
 from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
 from tandem.status import from_rpc_error
 from tandem_bench.load.workload import Workload
-from tandem_client.channel import ChannelOptions
+from tandem_client.channel import Access, ChannelOptions
 from tandem_client.request import build_request
 
 WARM_UP_TOKENS = 8
@@ -31,7 +31,12 @@ CUT_AFTER_S = 5.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Share of one process: requests `first`, `first + step` and so on, `concurrency` at a time."""
+    """
+    Share of one process: requests `first`, `first + step` and so on, `concurrency` at a time.
+
+    `access` holds the certificates and the API key of the connection. The key travels over standard
+    input, since arguments of a process can be read by other users of the machine.
+    """
 
     address: str
     workload: Workload
@@ -40,6 +45,7 @@ class Task:
     concurrency: int
     num_warm_up: int
     max_time_s: float
+    access: Access = dataclasses.field(default_factory=Access)
 
     @classmethod
     def from_json(cls, text: str) -> Task:
@@ -51,6 +57,12 @@ class Task:
     def to_json(self) -> str:
         """Encode as one line."""
         return json.dumps(dataclasses.asdict(self))
+
+
+def sent_access(channel: ChannelOptions) -> Access:
+    """Return the certificates and the API key of a connection as JSON can hold them."""
+    values = {name: getattr(channel, name) for name in Access.__optional_keys__}
+    return cast("Access", {name: str(value) for name, value in values.items() if value is not None})
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -79,7 +91,8 @@ class Load:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._channel = ChannelOptions().open_async(task.address)
+        self._options = ChannelOptions(**task.access)
+        self._channel = self._options.open_async(task.address)
         self._stub: Any = inference_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]  # generated
         self.outcomes = Outcomes()
 
@@ -113,10 +126,13 @@ class Load:
         ask = self._task.workload.ask(index)
         ask.options["max_tokens"] = WARM_UP_TOKENS
         try:
-            async for _ in self._stub.Generate(build_request(ask.prompt, ask.options)):
+            async for _ in self._generate(build_request(ask.prompt, ask.options)):
                 pass
         except grpc.RpcError as failure:
             raise from_rpc_error(failure) from None
+
+    def _generate(self, request: Any) -> Any:
+        return self._stub.Generate(request, metadata=self._options.call_metadata())
 
     async def _user(self, numbers: Iterator[int], stop_s: float) -> None:
         for number in numbers:
@@ -137,7 +153,7 @@ class Load:
         previous_s = None
         gaps_ms: list[float] = []
         ttft_ms = None
-        async for response in self._stub.Generate(request):
+        async for response in self._generate(request):
             if not response.HasField("delta") or not response.delta.token_ids:
                 continue
             now = time.monotonic()

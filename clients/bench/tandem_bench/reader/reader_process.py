@@ -1,10 +1,12 @@
 """
 Process that opens many Generate streams at once and counts what comes.
 
-    python -m tandem_bench.reader.reader_process ADDRESS CONNECTIONS [batch] < requests and commands
+    python -m tandem_bench.reader.reader_process ADDRESS CONNECTIONS [batch] [ca=FILE] < input
 
-ADDRESS is host:port or unix:path. Standard input begins with the number of requests and, for each,
-its length and its bytes (numbers: 4 bytes, little-endian); one command per line follows:
+ADDRESS is host:port or unix:path. FILE has the certificates that sign the server's; calls are
+encrypted with it, and in plain text without. Standard input begins with the number of requests
+and, for each, its length and its bytes (numbers: 4 bytes, little-endian); one command per line
+follows:
 
     report        answer with one line of JSON, the `ReadCounts` since the start
     stall N       stop reading the N last streams; answers like report
@@ -28,6 +30,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import grpc
@@ -48,6 +51,7 @@ _METHOD = f"/{DESCRIPTOR.services_by_name['InferenceService'].full_name}/Generat
 _BATCH_METHOD = f"{_METHOD}Batch"
 ITEMS_PER_MESSAGE = 64
 """Items that one message of a batch adds."""
+_CA = "ca="
 STREAM_WINDOW = 8192
 """
 Bytes that a server may send on a stream before they are read: few, so that a stream which is no
@@ -83,6 +87,7 @@ class ReaderProcess:
         requests: list[bytes],
         *,
         as_batch: bool = False,
+        ca: Path | None = None,
     ) -> None:
         """
         Args:
@@ -90,6 +95,7 @@ class ReaderProcess:
             num_connections: Number of connections.
             requests: One serialized GenerateRequest per stream.
             as_batch: Send all of them as items of one GenerateBatch, on the first connection.
+            ca: File of the certificates that sign the service's; None = plain text.
         """
         self._counts: Counter[str] = Counter()
         self._streams = [_Stream() for _ in requests]
@@ -100,8 +106,12 @@ class ReaderProcess:
             ("grpc.http2.lookahead_bytes", STREAM_WINDOW),
             ("grpc.http2.bdp_probe", 0),
         ]
+        credentials = None if ca is None else grpc.ssl_channel_credentials(ca.read_bytes())
         self._channels = [
-            grpc.aio.insecure_channel(address, options=options) for _ in range(num_connections)
+            grpc.aio.insecure_channel(address, options=options)
+            if credentials is None
+            else grpc.aio.secure_channel(address, credentials, options=options)
+            for _ in range(num_connections)
         ]
         self._tasks = [
             asyncio.create_task(work)
@@ -229,10 +239,10 @@ def _read_requests(source: BinaryIO) -> list[bytes]:
     return [source.read(number()) for _ in range(number())]
 
 
-async def _serve(address: str, num_connections: int, *, as_batch: bool) -> None:
+async def _serve(address: str, num_connections: int, *, as_batch: bool, ca: Path | None) -> None:
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     requests = await asyncio.to_thread(_read_requests, source)
-    reader = ReaderProcess(address, num_connections, requests, as_batch=as_batch)
+    reader = ReaderProcess(address, num_connections, requests, as_batch=as_batch, ca=ca)
     while line := await asyncio.to_thread(source.readline):
         answer = reader.obey(line.decode().strip())
         if answer is None:
@@ -244,12 +254,15 @@ async def _serve(address: str, num_connections: int, *, as_batch: bool) -> None:
 
 def main(arguments: list[str]) -> int:
     """Read until the command to quit or the end of the input; return the exit code."""
-    as_batch = arguments[2:] == ["batch"]
-    is_right = len(arguments) == 2 + as_batch and arguments[1].isdecimal()
-    if not is_right or not int(arguments[1]):
-        sys.stderr.write("usage: reader_process ADDRESS CONNECTIONS [batch]\n")
+    further = arguments[2:]
+    as_batch = further[:1] == ["batch"]
+    files = further[as_batch:]
+    are_right = len(files) <= 1 and all(one.startswith(_CA) for one in files)
+    if not are_right or not arguments[1:2] or not arguments[1].isdecimal() or not int(arguments[1]):
+        sys.stderr.write("usage: reader_process ADDRESS CONNECTIONS [batch] [ca=FILE]\n")
         return 2
-    asyncio.run(_serve(arguments[0], int(arguments[1]), as_batch=as_batch))
+    ca = Path(files[0].removeprefix(_CA)) if files else None
+    asyncio.run(_serve(arguments[0], int(arguments[1]), as_batch=as_batch, ca=ca))
     return 0
 
 

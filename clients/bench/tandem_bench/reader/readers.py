@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -146,22 +147,28 @@ def start_reader(
     *,
     connections: int = 4,
     num_processes: int | None = None,
+    ca: Path | None = None,
 ) -> Reader:
     """
     Open a Generate stream per request, all at once, and count what comes.
 
     Args:
-        address: host:port or unix:path of a public service, without TLS.
+        address: host:port or unix:path of a public service.
         requests: Serialized GenerateRequests.
         connections: HTTP/2 connections per process; stream i is on connection i modulo this.
         num_processes: Number of processes that share the streams; by default one per two cores.
+        ca: File of the certificates that sign the service's; None = plain text.
 
     Raises:
         ReaderFailed: A process ended before it had its requests.
     """
     num_processes = num_processes or max(1, (os.cpu_count() or 1) // 2)
     return Reader(
-        [sys.executable, "-m", "tandem_bench.reader.reader_process", address, str(connections)],
+        [
+            *(sys.executable, "-m", "tandem_bench.reader.reader_process"),
+            *(address, str(connections)),
+            *([] if ca is None else [f"ca={ca}"]),
+        ],
         requests,
         num_processes=min(num_processes, max(1, len(requests))),
     )

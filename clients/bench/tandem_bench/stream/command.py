@@ -8,17 +8,22 @@ longer read: steps must go on as before, and only the requests of those streams 
 
 Without options for points, a few of them are measured, and none is begun after 38 s. With several
 values of an option every combination is measured.
+
+With --tls one point is measured in plain text and with TLS on the public port, in turns; it needs
+the command openssl, which makes the certificate.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tandem.process.exit_codes import EXIT_DONE, EXIT_FAILED
 from tandem_bench.command_line import (
     BenchParser,
     at_least_one,
@@ -29,6 +34,10 @@ from tandem_bench.link.points import Row, Table, measure_points
 from tandem_bench.link.processes import BenchFailed, FixedStepExecutor, started_reader
 from tandem_bench.link.requests import generate_requests
 from tandem_bench.reader import ReadCounts, Reader
+from tandem_bench.reader.readers import ReaderFailed
+from tandem_bench.stream.certificate import SelfMadeCertificate
+from tandem_bench.stream.encryption import Rates, compare
+from tandem_bench.stream.points import FULL_POINTS, MAIN_POINTS, Point
 from tandem_bench.stream.service import StreamService, Usage
 
 MOST_PER_MS = 256
@@ -65,43 +74,6 @@ _TABLE = Table(
         "failed": "failed",
         "bad_offsets": "bad offsets",
     },
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """
-    One point to measure.
-
-    Attributes:
-        streams: Number of client streams.
-        frontends: Number of frontend processes.
-        stalled: Number of the streams that are not read during the measurement.
-    """
-
-    streams: int
-    frontends: int
-    stalled: int = 0
-
-    @property
-    def in_words(self) -> str:
-        """Description in one line, for messages."""
-        return f"{self.streams} streams, {self.frontends} frontends, {self.stalled} stalled"
-
-
-MAIN_POINTS = (
-    Point(256, 1),
-    Point(256, 1, 16),
-    Point(64, 1),
-    Point(1024, 1),
-    Point(256, 2),
-    Point(1024, 2),
-)
-"""Points that are measured without flags, most important first."""
-FULL_POINTS = (
-    *(Point(streams, frontends) for streams in (64, 256, 1024) for frontends in (1, 2)),
-    Point(256, 1, 16),
-    Point(256, 2, 16),
 )
 
 
@@ -147,6 +119,12 @@ class Delivery:
     bad_offsets: int
     reader: str
 
+    @property
+    def scheduler_us_per_token(self) -> float:
+        """CPU of the core and all frontends per token that clients got, microseconds."""
+        core_us_per_s = self.core_us_per_step * 1e3 / self.step_ms
+        return self.frontend_us_per_token + core_us_per_s / self.tokens_per_s
+
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
@@ -155,9 +133,17 @@ class _Moment:
     steps: float
 
 
-def measure(point: Point, *, step_ms: float, seconds: float, connections: int) -> Delivery:
+def measure(
+    point: Point,
+    *,
+    step_ms: float,
+    seconds: float,
+    connections: int,
+    certificate: SelfMadeCertificate | None = None,
+) -> Delivery:
     """
-    Start the processes of a point and measure once every stream was accepted.
+    Start the processes of a point and measure once every stream was accepted; with a certificate,
+    the public port is encrypted.
 
     Raises:
         BenchFailed: A process or stream failed, did not start in time, or brought nothing.
@@ -172,11 +158,13 @@ def measure(point: Point, *, step_ms: float, seconds: float, connections: int) -
                 point.frontends,
                 directory,
                 is_to_stall=point.stalled > 0,
+                certificate=certificate,
             ) as service,
             started_reader(
                 service.address,
                 generate_requests(point.streams, 1),
                 connections=connections,
+                ca=None if certificate is None else certificate.file,
             ) as reader,
         ):
             time.sleep(_SETTLE_S)
@@ -281,14 +269,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     points, is_default = _chosen(given)
 
-    def row_of(point: Point) -> Row:
-        delivery = measure(
+    def delivery_of(point: Point, certificate: SelfMadeCertificate | None = None) -> Delivery:
+        return measure(
             point,
             step_ms=given.step_ms or max(1.0, point.streams / MOST_PER_MS),
             seconds=given.seconds,
             connections=given.connections,
+            certificate=certificate,
         )
-        return asdict(delivery)
+
+    if given.tls:
+        return _compare_encryption(given, delivery_of)
+
+    def row_of(point: Point) -> Row:
+        return asdict(delivery_of(point))
 
     return measure_points(
         _TABLE,
@@ -297,6 +291,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         as_json=given.json,
         time_limit_s=TIME_LIMIT_S if is_default else None,
     )
+
+
+def _compare_encryption(
+    given: argparse.Namespace,
+    delivery_of: Callable[[Point, SelfMadeCertificate | None], Delivery],
+) -> int:
+    if (
+        given.full
+        or given.stalled
+        or any(len(n or ()) > 1 for n in (given.streams, given.frontends))
+    ):
+        _parser().error("--tls compares one point: give one --streams and one --frontends")
+    (streams,), (frontends,) = given.streams or (256,), given.frontends or (1,)
+    point = Point(streams, frontends)
+
+    def rates_of(certificate: SelfMadeCertificate | None) -> Rates:
+        delivery = delivery_of(point, certificate)
+        if delivery.failed or delivery.bad_offsets:
+            raise BenchFailed(f"streams failed: {delivery}")
+        return Rates(
+            tokens_per_s=delivery.tokens_per_s,
+            scheduler_us_per_token=round(delivery.scheduler_us_per_token, 3),
+        )
+
+    try:
+        compare(rates_of, given.turns, as_json=given.json)
+    except (BenchFailed, ReaderFailed) as error:
+        sys.stderr.write(f"bench stream: {point.in_words}: {error}\n")
+        return EXIT_FAILED
+    return EXIT_DONE
 
 
 def _chosen(given: argparse.Namespace) -> tuple[Sequence[Point], bool]:
@@ -344,5 +368,11 @@ def _parser() -> BenchParser:
         default=8,
         help="HTTP/2 connections of a reader process, which its streams share; default: 8",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
+    parser.add_argument(
+        "--tls", action="store_true", help="compare one point with itself behind TLS, in turns"
+    )
+    parser.add_argument(
+        "--turns", type=at_least_one, default=5, help="turns of --tls; default: %(default)s"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON value and nothing else")
     return parser

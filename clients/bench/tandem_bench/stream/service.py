@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem_bench.link.processes import FixedStepExecutor, SchedulerService, cpu_ns
+from tandem_bench.stream.certificate import SelfMadeCertificate
 
 STALL_DEADLINE_S = 3.0
 """
@@ -44,6 +45,7 @@ class StreamService(SchedulerService):
         directory: Path,
         *,
         is_to_stall: bool = False,
+        certificate: SelfMadeCertificate | None = None,
     ) -> None:
         """
         Start the service and wait until it listens.
@@ -54,6 +56,7 @@ class StreamService(SchedulerService):
             frontends: Number of frontend processes.
             directory: Directory for the ready file.
             is_to_stall: Clients will stop reading, so the stall deadline is short.
+            certificate: Certificate of the public port; None = plain text.
 
         Raises:
             BenchFailed: It ended, or did not listen in time.
@@ -64,6 +67,7 @@ class StreamService(SchedulerService):
             f"--max-num-seqs={streams}",
             f"--frontends={frontends}",
             *([f"--stall-deadline-s={STALL_DEADLINE_S}"] if is_to_stall else []),
+            *([] if certificate is None else certificate.options),
         )
         self._frontends = _children(self.pid)
 
