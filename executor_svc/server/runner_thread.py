@@ -16,6 +16,7 @@ from tandem.errors import InternalError, SessionLost, TandemError
 from tandem.link.batch import Batch
 from tandem.link.codec.wire import encode_response
 from tandem.link.commands import Resume, Step, Suspend
+from tandem.link.refusal import refused_batch
 from tandem.link.results import StepFailed, StepResult
 from tandem.link.session import LossCause
 
@@ -100,7 +101,7 @@ class RunnerThread(threading.Thread):
                 collect = self._profiles.run_step(lambda: self._launch(runner, step))
         except SessionLost as error:
             results.drain(held=1)
-            self._lose(runner, step, error)
+            self._lose(runner, step, refused_batch(error, step.step_id))
         except Exception as error:  # noqa: BLE001  # any failure of a step is reported, typed
             results.drain(held=1)
             self._fail(step, error)

@@ -228,7 +228,7 @@ class StepLink:
             if not self._is_over(step):
                 return
             if step.session_epoch == self._end.session_epoch:
-                self._end.lose(error.message, LossCause.of(error.metadata))
+                self._end.lose(error.message, LossCause.of(error.metadata), error.metadata)
                 self._end_stream(error)
 
     def beat(self) -> Heartbeat:

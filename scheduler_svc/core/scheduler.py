@@ -11,6 +11,7 @@ from scheduler_svc.core.batch.pausing import num_paused_blocks
 from scheduler_svc.core.batch.planner import plan
 from scheduler_svc.core.deadlines import end_overdue, next_deadline_s
 from scheduler_svc.core.faults.executor_loss import lose_executor, prove
+from scheduler_svc.core.faults.refusals import Refusal, lose_refused
 from scheduler_svc.core.listing import RequestRow, list_requests, slot_columns
 from scheduler_svc.core.observe.request_events import RequestEvent
 from scheduler_svc.core.observe.stats import HistogramSnapshot
@@ -326,6 +327,11 @@ class Scheduler:
         """
         self.expire(now)
         lose_executor(self._replica, died_in, now, out_of_memory=out_of_memory, may_live=may_live)
+
+    def batch_refused(self, refusal: Refusal, now: float) -> None:
+        """Start over like `executor_lost`; requests of the refused batch fail by InternalError."""
+        self.expire(now)
+        lose_refused(self._replica, refusal)
 
     def executor_seen(self, boot_id: str, now: float, *, died: bool) -> None:
         """

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import structlog
 
+from scheduler_svc.core.faults.refusals import Refusal
 from tandem.errors import TandemError
+from tandem.link.batch import Batch
+from tandem.link.commands import Command
+from tandem.link.refusal import RefusedBatch
+from tandem.link.session import LossCause
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -30,3 +37,38 @@ class LinkProblems:
     def clear(self) -> None:
         """Forget all problems when a stream is attached: the next ones are warnings again."""
         self._known.clear()
+
+
+def refusal_of(
+    error: TandemError, cause: LossCause, in_flight: Mapping[int, Command], *, is_repeated: bool
+) -> Refusal | None:
+    """
+    Return which batch in flight the executor refused, and log it as our bug; None if it refused
+    none.
+
+    Args:
+        error: Error that ended the session.
+        cause: Cause that it names.
+        in_flight: Commands without a result by step id, oldest first.
+        is_repeated: Session after session ended before any step succeeded.
+    """
+    place = RefusedBatch.of(error.metadata) if cause is LossCause.REFUSED else None
+    command = None if place is None else in_flight.get(place.step_id)
+    if place is None or not isinstance(command, Batch):
+        return None
+    _log.error(
+        "batch_refused",
+        problem=error.message,
+        step_id=place.step_id,
+        slot=place.slot,
+        row_slot=command.row_slot.tolist(),
+        row_start=command.row_start.tolist(),
+        row_num_tokens=command.row_num_tokens.tolist(),
+        admitted_slot=[admission.slot for admission in command.admits],
+    )
+    return Refusal(
+        step=place.step_id - next(iter(in_flight)),
+        slot=place.slot,
+        is_repeated=is_repeated,
+        problem=error.message,
+    )

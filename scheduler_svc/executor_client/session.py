@@ -31,10 +31,14 @@ from scheduler_svc.executor_client.link_events import (
     StreamMessage,
     backoff_s,
 )
-from scheduler_svc.executor_client.link_problems import LinkProblems
+from scheduler_svc.executor_client.link_problems import LinkProblems, refusal_of
 from scheduler_svc.executor_client.refusals import Refusals
 from scheduler_svc.executor_client.session_counts import SessionCounts
-from scheduler_svc.executor_client.session_events import ExecutorSeen, SessionEnded, SessionEvent
+from scheduler_svc.executor_client.session_events import (
+    ExecutorSeen,
+    SessionEnded,
+    SessionEvent,
+)
 from scheduler_svc.executor_client.watch import ExecutorWatch
 from tandem.errors import Draining, OutOfMemory, SessionLost, StreamReplaced, TandemError
 from tandem.link.codec.wire import encode_attach
@@ -353,6 +357,7 @@ class ExecutorSession:
         is_in_vain = self._num_lost >= LOSSES_IN_VAIN
         is_blaming = cause.blames_step or (cause.may_repeat and is_in_vain)
         died_in = self._running() if is_blaming else None
+        refusal = refusal_of(error, cause, self._in_flight, is_repeated=is_in_vain)
         self._was_lost_stuck = self._was_lost_stuck or self._watch.stuck_s > 0
         if self.detached_since_s is None:
             self.detached_since_s = now
@@ -370,7 +375,8 @@ class ExecutorSession:
             died_in=died_in,
         )
         may_live = self._end.boot_id if cause.may_live and not is_in_vain else ""
-        self.events.append(SessionEnded(cause=cause, died_in=died_in, may_live=may_live))
+        ended = SessionEnded(cause=cause, died_in=died_in, may_live=may_live, refusal=refusal)
+        self.events.append(ended)
         # Streams may have moved to the address of another boot that fell silent.
         self._learn_fate(self._end.boot_id, self.address)
         if may_live:

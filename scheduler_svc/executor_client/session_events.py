@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scheduler_svc.core.faults.refusals import Refusal
 from scheduler_svc.executor_client.link_events import SessionOpened
 from tandem.link.results import StepResult
 from tandem.link.session import LossCause
@@ -20,11 +21,13 @@ class SessionEnded:
             no step is.
         may_live: Boot id of the executor if it is unknown whether it died, else empty; an
             ExecutorSeen may tell later.
+        refusal: Batch of ours that the executor refused; None if it refused none.
     """
 
     cause: LossCause
     died_in: int | None
     may_live: str
+    refusal: Refusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

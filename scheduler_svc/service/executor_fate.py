@@ -83,6 +83,9 @@ class ExecutorFate:
             return
         if event.cause is LossCause.STATE_HASH:
             _log.error("state_hash_mismatch", **core.slot_columns())
+        if event.refusal is not None:
+            core.batch_refused(event.refusal, now)
+            return
         is_memory = event.cause is LossCause.OUT_OF_MEMORY
         core.executor_lost(now, event.died_in, out_of_memory=is_memory, may_live=event.may_live)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import NoReturn
 
 from tandem.errors import InternalError, SessionHeld, SessionLost, StreamReplaced
@@ -49,7 +50,7 @@ class ExecutorEnd:
         "_is_granted",
         "_lease_s",
         "_lost_because",
-        "_lost_cause",
+        "_lost_metadata",
         "_max_inflight_steps",
         "_newest_attach_id",
         "_received",
@@ -88,7 +89,7 @@ class ExecutorEnd:
         self._received: dict[int, bytes] = {}
         self._results: dict[int, bytes] = {}
         self._lost_because = ""
-        self._lost_cause = LossCause.PROTOCOL
+        self._lost_metadata = LossCause.PROTOCOL.as_metadata()
         self._failed_step_id = 0
 
     @property
@@ -340,10 +341,19 @@ class ExecutorEnd:
         if session_epoch == self.session_epoch and attach_id == self.attach_id:
             self.attach_id = 0
 
-    def lose(self, why: str, cause: LossCause = LossCause.PROTOCOL) -> None:
-        """End the session, for example after a wrong state hash; its messages are refused then."""
+    def lose(
+        self,
+        why: str,
+        cause: LossCause = LossCause.PROTOCOL,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """
+        End the session, for example after a wrong state hash; its messages are refused then, with
+        the cause and any other metadata.
+        """
         if not self._lost_because:
-            self._lost_because, self._lost_cause = why, cause
+            self._lost_because = why
+            self._lost_metadata = dict(metadata or {}) | cause.as_metadata()
 
     def _acknowledge(self, acked: int) -> None:
         for step_id in range(self.acked_step_id + 1, acked + 1):
@@ -365,7 +375,7 @@ class ExecutorEnd:
         if self._lost_because:
             raise SessionLost(
                 f"session {session_epoch} is lost: {self._lost_because}",
-                metadata=self._lost_cause.as_metadata(),
+                metadata=self._lost_metadata,
             )
 
     def _raise_lost(self, why: str) -> NoReturn:

@@ -29,7 +29,7 @@ class SchedulerId:
 
 class LossCause(enum.Enum):
     """
-    Cause that ended a session. The first four travel as `SessionLost.metadata["cause"]`, and an
+    Cause that ended a session. The first five travel as `SessionLost.metadata["cause"]`, and an
     absent one means `PROTOCOL`; the others are set only by the scheduler.
     """
 
@@ -41,6 +41,8 @@ class LossCause(enum.Enum):
     """Another scheduler, or another incarnation of this one, holds the executor."""
     STATE_HASH = "state_hash"
     """After a step the two ends held different slot states; a bug."""
+    REFUSED = "refused"
+    """The executor refused a batch of its scheduler, which is the scheduler's bug (`refusal`)."""
     STEP_FAILED = "step_failed"
     """A whole step failed; the process may still live."""
     OUT_OF_MEMORY = "out_of_memory"

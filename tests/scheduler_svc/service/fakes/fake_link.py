@@ -20,6 +20,7 @@ from tandem.errors import SessionLost, TandemError
 from tandem.link.codec.wire import decode_request, decode_response, encode_response
 from tandem.link.commands import Step
 from tandem.link.executor_end import ExecutorEnd
+from tandem.link.refusal import refused_batch
 from tandem.link.results import StepResult, StepTimings
 from tandem.link.session import Attach, Heartbeat, SchedulerId
 from tandem.sampling_params import SamplingParams
@@ -80,7 +81,7 @@ class FakeLink:
         self.num_results_to_drop = 0
         self.required: ModelInUse | None = None
         self._events: deque[LinkEvent] = deque()
-        self._wants_session = False
+        self._wants_session = self._is_refusing = False
         self._stream = 0
         self._attach_id = 0
         self._pending: deque[Step] = deque()
@@ -129,7 +130,13 @@ class FakeLink:
             self._events.append(StreamMessage(stream=self._stream, message=decode_response(raw)))
 
     def send(self, raw_step: bytes) -> None:
-        step = decode_request(raw_step)
+        if self._is_refusing:
+            return
+        try:
+            step = decode_request(raw_step)
+        except SessionLost as error:
+            self._refuse(error)
+            return
         assert isinstance(step, Step)
         if not self.is_up:
             return
@@ -183,7 +190,12 @@ class FakeLink:
             step = self._pending.popleft()
             self.end.start(step.step_id, 0.0)
             timings = replace(self.parts, total_ns=int(self.computes_s * 1e9))
-            result = replace(self.runner.execute(step), timings=timings, graph=self.graph)
+            try:
+                computed = self.runner.execute(step)
+            except SessionLost as error:
+                self._refuse(refused_batch(error, step.step_id))
+                return
+            result = replace(computed, timings=timings, graph=self.graph)
             raw = encode_response(result)
             if self.end.complete(step.session_epoch, step.step_id, raw):
                 result = decode_response(raw)
@@ -228,11 +240,17 @@ class FakeLink:
         self.cut()
         self.is_up = False
 
+    def _refuse(self, error: SessionLost) -> None:
+        """End the session for a batch that breaks its rules; later steps of it come to nothing."""
+        self._is_refusing = True
+        self._pending.clear()
+        self.cut(error)
+
     def _broken(self, error: TandemError) -> None:
         self._events.append(StreamBroken(stream=self._stream, error=error))
 
     def _open(self) -> None:
-        self._wants_session = False
+        self._wants_session = self._is_refusing = False
         self._pending.clear()
         self.runner.reset()
         epoch = self.end.open_session(SCHEDULER, False, 1.0, 0.0)

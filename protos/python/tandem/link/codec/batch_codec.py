@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from tandem.errors import SessionLost
 from tandem.executor.v1 import batch_pb2
 from tandem.link.batch import Admission, Batch
 from tandem.link.codec.fields import INT32, UINT8, check_length, malformed, raw_column, read_column
 from tandem.link.codec.sampling_codec import read_sampling, sampling_message
+from tandem.link.refusal import in_slot
 
 MAX_ADMITTED_ROWS = 65_536
 """Most admissions in one batch, far above any `num_slots`, so that garbage cannot fill memory."""
@@ -68,7 +70,9 @@ def read_batch(message: batch_pb2.ExecutionBatch) -> Batch:
     check_length(batch.row_flags, num_rows, "step.batch.row_flags")
     check_length(batch.append_block, len(batch.append_slot), "step.batch.append_block")
     if message.admit:
-        batch.admits = tuple(_admission(row, index) for index, row in enumerate(message.admit))
+        batch.admits = tuple(
+            _admission_in_slot(row, index) for index, row in enumerate(message.admit)
+        )
     if message.release_slot:
         batch.release_slot = read_column(message.release_slot, INT32, "step.batch.release_slot")
     for first, second in _COPIES:
@@ -97,6 +101,15 @@ def _admission_message(admission: Admission) -> batch_pb2.AdmittedRow:
         block_ids=raw_column(admission.block_ids, INT32),
         sampling=sampling_message(admission.sampling),
     )
+
+
+def _admission_in_slot(row: batch_pb2.AdmittedRow, index: int) -> Admission:
+    """Read an admission, or raise `SessionLost` naming the malformed field and the slot."""
+    try:
+        return _admission(row, index)
+    except SessionLost as error:
+        metadata = dict(error.metadata) | in_slot(row.slot)
+        raise SessionLost(error.message, metadata=metadata) from error
 
 
 def _admission(row: batch_pb2.AdmittedRow, index: int) -> Admission:

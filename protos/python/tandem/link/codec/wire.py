@@ -11,6 +11,7 @@ by `SlotState` and the two ends.
 
 from __future__ import annotations
 
+from tandem.errors import SessionLost
 from tandem.executor.v1 import batch_pb2, result_pb2, session_pb2
 from tandem.link.batch import Batch
 from tandem.link.codec.batch_codec import read_batch, write_batch
@@ -18,6 +19,7 @@ from tandem.link.codec.checksum import check_seal, seal
 from tandem.link.codec.fields import MAX_MESSAGE_BYTES, known_kind, malformed, parsed
 from tandem.link.codec.result_codec import read_result, write_result
 from tandem.link.commands import Command, KvMode, Resume, Step, Suspend
+from tandem.link.refusal import refused_batch
 from tandem.link.results import StepFailed, StepResult
 from tandem.link.session import Attach, Attached, Heartbeat
 
@@ -86,12 +88,16 @@ def decode_request(raw: bytes) -> Attach | Step:
         )
     if which == "step":
         step = request.step
+        try:
+            command = _command(step)
+        except SessionLost as error:
+            raise refused_batch(error, step.step_id) from error
         return Step(
             session_epoch=step.session_epoch,
             step_id=step.step_id,
             acked_step_id=step.acked_step_id,
             state_hash=step.state_hash,
-            command=_command(step),
+            command=command,
         )
     raise malformed("message", "is unset or of an unknown kind")
 

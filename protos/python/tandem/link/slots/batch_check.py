@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tandem.errors import SessionLost
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column
+from tandem.link.refusal import in_slot
 from tandem.link.slots.slot_columns import SlotColumns
 
 
@@ -48,7 +49,10 @@ def check_batch(slots: SlotColumns, batch: Batch) -> None:
     _check_copies(slots, batch)
     _check_swaps_in(slots, batch)
     for admission in batch.admits:
-        _check_admission(slots, admission, after)
+        try:
+            _check_admission(slots, admission, after)
+        except SessionLost as error:
+            raise SessionLost(error.message, metadata=in_slot(admission.slot)) from error
     _check_appends(slots, batch, after)
     _check_rows(slots, batch, after)
     _check_written_blocks(slots, batch)
@@ -60,7 +64,7 @@ def _check_releases(slots: SlotColumns, batch: Batch, after: _After) -> None:
         return
     _check_range(released, 0, slots.num_slots - 1, "release_slot")
     _check_distinct(released, "release_slot")
-    _check_all(after.live[released], released, "release_slot {} is not live")
+    _check_slots(after.live[released], released, "release_slot {} is not live")
     after.live[released] = False
     after.num_blocks_held[released] = 0
 
@@ -155,11 +159,11 @@ def _check_appends(slots: SlotColumns, batch: Batch, after: _After) -> None:
     if not len(slot):
         return
     _check_range(slot, 0, slots.num_slots - 1, "append_slot")
-    _check_all(after.live[slot], slot, "append_slot {} is not live")
+    _check_slots(after.live[slot], slot, "append_slot {} is not live")
     _check_range(batch.append_block, 1, slots.num_blocks, "append_block")
     np.add.at(after.num_blocks_held, slot, 1)
     fits = after.num_blocks_held[slot] <= slots.max_blocks_per_slot
-    _check_all(fits, slot, f"append_slot {{}} would hold over {slots.max_blocks_per_slot} blocks")
+    _check_slots(fits, slot, f"append_slot {{}} would hold over {slots.max_blocks_per_slot} blocks")
 
 
 def _check_rows(slots: SlotColumns, batch: Batch, after: _After) -> None:
@@ -169,8 +173,8 @@ def _check_rows(slots: SlotColumns, batch: Batch, after: _After) -> None:
         return
     _check_range(slot, 0, slots.num_slots - 1, "row_slot")
     _check_distinct(slot, "row_slot")
-    _check_all(after.live[slot], slot, "row_slot {} is not live")
-    _check_all(batch.row_flags <= ROW_SAMPLES, slot, "the row of slot {} has an unknown flag")
+    _check_slots(after.live[slot], slot, "row_slot {} is not live")
+    _check_slots(batch.row_flags <= ROW_SAMPLES, slot, "the row of slot {} has an unknown flag")
     planned, known = after.planned[slot], after.num_tokens_known[slot]
     end = start + length
     samples = batch.row_flags == ROW_SAMPLES
@@ -179,12 +183,14 @@ def _check_rows(slots: SlotColumns, batch: Batch, after: _After) -> None:
     fits = (start == planned) & (length >= 1) & (end > start) & (end <= capacity) & (end <= known)
     if (fits & (~samples | (end == known))).all():
         return
-    _check_all(start == planned, slot, "the row of slot {} starts elsewhere than planned")
-    _check_all(length >= 1, slot, "the row of slot {} computes no token")
+    _check_slots(start == planned, slot, "the row of slot {} starts elsewhere than planned")
+    _check_slots(length >= 1, slot, "the row of slot {} computes no token")
     is_short = (end > start) & (end <= capacity)
-    _check_all(is_short, slot, "the row of slot {} is longer than its blocks")
-    _check_all(end <= known, slot, "the row of slot {} computes a position without a token")
-    _check_all(~samples | (end == known), slot, "the row of slot {} samples a token that is known")
+    _check_slots(is_short, slot, "the row of slot {} is longer than its blocks")
+    _check_slots(end <= known, slot, "the row of slot {} computes a position without a token")
+    _check_slots(
+        ~samples | (end == known), slot, "the row of slot {} samples a token that is known"
+    )
 
 
 def _check_written_blocks(slots: SlotColumns, batch: Batch) -> None:
@@ -195,7 +201,7 @@ def _check_written_blocks(slots: SlotColumns, batch: Batch) -> None:
     if gained or len(batch.release_slot):
         taken = np.array([entry for _, fresh in gained.values() for entry in fresh], np.int32)
         holders = holders + _count(block, taken) - _count(block, _released_blocks(slots, batch))
-    _check_all(holders == 1, writer, "the row of slot {} writes into a block it shares")
+    _check_slots(holders == 1, writer, "the row of slot {} writes into a block it shares")
 
 
 def _written_blocks(
@@ -261,9 +267,16 @@ def _check_distinct(values: Int32Column, what: str) -> None:
         raise _inconsistent(f"{what} {repeated[0]} stands there twice")
 
 
-def _check_all(holds: NDArray[np.bool_], named: Int32Column, template: str) -> None:
+def _check_all(holds: NDArray[np.bool_], block: Int32Column, template: str) -> None:
     if not holds.all():
-        raise _inconsistent(template.format(named[~holds][0]))
+        raise _inconsistent(template.format(block[~holds][0]))
+
+
+def _check_slots(holds: NDArray[np.bool_], slot: Int32Column, template: str) -> None:
+    if not holds.all():
+        named = int(slot[~holds][0])
+        error = _inconsistent(template.format(named))
+        raise SessionLost(error.message, metadata=in_slot(named))
 
 
 def _inconsistent(what: str) -> SessionLost:
