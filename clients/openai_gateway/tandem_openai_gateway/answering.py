@@ -18,7 +18,7 @@ from tandem_openai_gateway.client_left import ClientLeft, until_left
 from tandem_openai_gateway.envelope import JsonResponse
 from tandem_openai_gateway.errors import ApiError, api_error
 from tandem_openai_gateway.metrics import Metrics
-from tandem_openai_gateway.schedulers import Metadata, Schedulers
+from tandem_openai_gateway.scheduler_calls.schedulers import Metadata, Schedulers
 from tandem_openai_gateway.served_model import ServedModel
 from tandem_openai_gateway.upstream import (
     Delta,

@@ -38,7 +38,7 @@ from tandem_openai_gateway.envelope import (
 )
 from tandem_openai_gateway.errors import ApiError
 from tandem_openai_gateway.metrics import CONTENT_TYPE, Metrics
-from tandem_openai_gateway.schedulers import Schedulers
+from tandem_openai_gateway.scheduler_calls.schedulers import Schedulers
 from tandem_openai_gateway.served_model import ServedModel
 from tandem_openai_gateway.settings import Settings
 from tandem_openai_gateway.tokenizing import Tokenizing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem_openai_gateway.errors import ApiError
-from tandem_openai_gateway.schedulers import Metadata, Schedulers
+from tandem_openai_gateway.scheduler_calls.schedulers import Metadata, Schedulers
 from tandem_openai_gateway.upstream import Model, Started
 
 

@@ -13,7 +13,7 @@ from tandem_openai_gateway.api.tokens import (
     read_tokenize,
 )
 from tandem_openai_gateway.envelope import JsonResponse
-from tandem_openai_gateway.schedulers import Schedulers
+from tandem_openai_gateway.scheduler_calls.schedulers import Schedulers
 from tandem_openai_gateway.served_model import ServedModel
 
 

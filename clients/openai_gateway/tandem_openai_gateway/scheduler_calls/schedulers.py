@@ -17,6 +17,7 @@ from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
 from tandem.inference.v1 import model_pb2
 from tandem.status import from_rpc_error
 from tandem_client.channel import ChannelOptions
+from tandem_openai_gateway.scheduler_calls.watched_call import WatchedCalls
 from tandem_openai_gateway.upstream import (
     AsyncGenerationStream,
     Model,
@@ -28,7 +29,6 @@ from tandem_openai_gateway.upstream import (
     tokenize_request,
     tokens_from_proto,
 )
-from tandem_openai_gateway.watched_call import WatchedCalls
 
 READY = "tandem.ready"
 """Health service that a scheduler reports SERVING while it serves requests."""

@@ -1,0 +1,1 @@
+"""Connections to schedulers, and calls that leave one that stands still."""
