@@ -15,6 +15,7 @@ import zmq
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.frontend.identity.identity import with_limits
 from scheduler_svc.frontend.stream.inbox import ChoiceInbox, Received, StreamInbox
+from scheduler_svc.frontend.stream.logprob_entries import logprob_entries
 from scheduler_svc.frontend.stream.shared_write import ItemBell, SharedWrite
 from scheduler_svc.frontend.stream.turns import StreamTurns
 from scheduler_svc.frontend.text.served_model import ServedModel
@@ -38,7 +39,6 @@ from scheduler_svc.ipc.messages import (
 from scheduler_svc.ipc.token_run import TokenRun
 from scheduler_svc.process.frontend_settings import FrontendSettings
 from tandem.errors import CoreTimeout, Draining, InternalError, TandemError
-from tandem.link.logprobs import LogprobColumns
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -150,6 +150,7 @@ class CoreClient:
         before: Sequence[Received] = (Received(),),
         with_logprobs: bool = False,
         bell: ItemBell | None = None,
+        with_scores: bool = False,
     ) -> Iterator[StreamInbox]:
         """
         Submit a request to the core; leaving the block before the request ends cancels it there.
@@ -161,6 +162,8 @@ class CoreClient:
             with_logprobs: The request asks for log probabilities: a token is delivered only
                 together with its own.
             bell: Is rung at news, on a stream that many requests share; None for one of its own.
+            with_scores: The request asks for log probabilities of its prompt: its output is
+                delivered after them.
 
         Raises:
             HandedOver: The core is gone.
@@ -176,6 +179,7 @@ class CoreClient:
             stream_id,
             before=before,
             with_logprobs=with_logprobs,
+            with_scores=with_scores,
             max_pending_bytes=self._settings.max_pending_bytes,
             now_s=self._clock(),
             turns=self._turns,
@@ -307,16 +311,7 @@ class CoreClient:
         self._run = TokenRun(streams, offsets, tokens)
 
     def _add_logprobs(self, logprobs: StreamLogprobs) -> None:
-        columns = LogprobColumns(
-            row=np.empty(0, np.int32),
-            chosen=np.frombuffer(logprobs.chosen, np.float32),
-            top_start=np.frombuffer(logprobs.top_start, np.int32),
-            top_token=np.frombuffer(logprobs.top_token, np.int32),
-            top=np.frombuffer(logprobs.top, np.float32),
-        )
-        streams = memoryview(logprobs.stream).cast("I")
-        offsets = memoryview(logprobs.offset).cast("i")
-        for stream, offset, entry in zip(streams, offsets, columns.entries(), strict=True):
+        for stream, offset, entry in logprob_entries(logprobs):
             if choice := self._choices.get(stream):
                 choice.put_logprob(offset, entry)
 

@@ -90,7 +90,11 @@ class RequestServing:
         core = self.core
         before = [Received(len(start.prior.token_ids), start.is_over) for start in prepared.starts]
         with core.submit(
-            prepared.submit, before=before, with_logprobs=prepared.with_logprobs, bell=bell
+            prepared.submit,
+            before=before,
+            with_logprobs=prepared.with_logprobs,
+            with_scores=prepared.scored_prompt is not None and len(prepared.prompt) > 1,
+            bell=bell,
         ) as inbox:
 
             def end_at_stop_string(choice: int, num_output_tokens: int) -> None:
@@ -104,6 +108,7 @@ class RequestServing:
                 inbox,
                 prepared.starts,
                 started=prepared.started,
+                scored_prompt=prepared.scored_prompt,
                 end_at_stop_string=end_at_stop_string,
                 blocked_by=lambda: core.availability.blocked_by,
                 text_of=loaded.text.token_text,

@@ -200,11 +200,13 @@ class StreamLogprobs(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
     stream: bytes
     """uint32 ``[Q]``: stream number of each token."""
     offset: bytes
-    """int32 ``[Q]``: output offset of each token."""
+    """int32 ``[Q]``: output offset of each token; negative for prompt tokens, -1 for the last."""
     chosen: bytes
     top_start: bytes
     top_token: bytes
     top: bytes
+    rank: bytes = b""
+    """int32 ``[Q]``: place of each prompt token among all ids; empty for outputs."""
 
 
 class Update(msgspec.Struct, array_like=True, tag=14, frozen=True, kw_only=True):

@@ -286,6 +286,7 @@ class Publisher:
                     top_start=columns.top_start.tobytes(),
                     top_token=columns.top_token.tobytes(),
                     top=columns.top.tobytes(),
+                    rank=b"" if logprobs.rank is None else logprobs.rank[mine].tobytes(),
                 )
             )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from scheduler_svc.core.request.events import CoreEvents, Ended
+from scheduler_svc.core.request.events import CoreEvents, Ended, TokenLogprobs
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.frontend.text.output import OutputChunk, OutputText
@@ -69,8 +69,8 @@ class Choice:
     """One completion of a live request: its output so far, and its result once it is over."""
 
     __slots__ = (
-        "completed", "entry", "is_stopped", "logprobs", "margins", "number", "output", "texts",
-        "tokens",
+        "completed", "entry", "is_stopped", "logprobs", "margins", "number", "output",
+        "prompt_logprobs", "texts", "tokens",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, number: int, output: OutputText | None) -> None:
@@ -85,6 +85,7 @@ class Choice:
         self.tokens: list[int] = []
         self.margins: dict[int, float] = {}
         self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob] = []
         self.completed: CompletedChoice | None = None
 
 
@@ -155,14 +156,22 @@ class Ledger:
         for handle, token in zip(events.token_handle.tolist(), events.token.tolist(), strict=True):
             self._push(self._live[handle], token)
         for told in events.logprobs:
-            for handle, logprob in zip(told.handle.tolist(), told.columns.entries(), strict=True):
-                self._live[handle].logprobs.append(logprob)
+            self._note_logprobs(told)
         for ended in events.ended:
             self._complete(ended.handle, ended, None)
         for failed in events.failed:
             self._complete(failed.handle, None, engine_error(failed.error))
         for line in events.log_lines:
             _log.log(logging.WARNING if line.is_warning else logging.INFO, line.text)
+
+    def _note_logprobs(self, told: TokenLogprobs) -> None:
+        entries = zip(told.handle.tolist(), told.columns.entries(), strict=True)
+        if told.rank is None:
+            for handle, logprob in entries:
+                self._live[handle].logprobs.append(logprob)
+            return
+        for (handle, logprob), rank in zip(entries, told.rank.tolist(), strict=True):
+            self._live[handle].prompt_logprobs.append(logprob._replace(rank=rank))
 
     def _push(self, choice: Choice, token: int) -> None:
         choice.tokens.append(token)
@@ -201,6 +210,7 @@ class Ledger:
             num_preemptions=0 if ended is None else ended.num_preemptions,
             margins=[choice.margins[at] for at in range(num_tokens)] if choice.margins else [],
             logprobs=choice.logprobs[:num_tokens],
+            prompt_logprobs=choice.prompt_logprobs,
         )
         self._deliver_if_over(entry)
 

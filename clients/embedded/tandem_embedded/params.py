@@ -72,6 +72,7 @@ class GenerationParams:
             probability; None = no log probabilities.
         logprob_token_ids: Ids, at most 64, whose log probabilities follow those of the likeliest
             tokens, in this order; they need `logprobs`.
+        prompt_logprobs: The same for each token of the prompt but the first.
         stop: Stop strings, at most 16: the output ends before the first one that is complete. They
             need a tokenizer.
         n: Number of completions of the prompt, 1 to 16; more than one cannot be greedy.
@@ -97,6 +98,7 @@ class GenerationParams:
     allowed_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     logprob_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
     stop: tuple[str, ...] = ()
     n: int = 1
     priority: int = 0
@@ -170,8 +172,13 @@ class GenerationParams:
     def _rules(self) -> tuple[tuple[bool, str, str], ...]:
         """Return the rules, each with its outcome, the parameter's name, and the text on it."""
         biases = self.logit_bias.values()
+        least = 1 if self.prompt_logprobs is None or self.n > 1 else 0
         return (
-            (self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be at least 1"),
+            (
+                self.max_tokens is None or self.max_tokens >= least,
+                "max_tokens",
+                "must be at least 1",
+            ),
             (1 <= self.n <= MAX_CHOICES, "n", f"must be in [1, {MAX_CHOICES}]"),
             (
                 len(self.logprob_token_ids) <= MAX_LOGPROB_IDS

@@ -64,6 +64,8 @@ class CompletedChoice:
         num_preemptions: Number of preemptions.
         margins: Margin by which each token won, if the engine collects margins; else empty.
         logprobs: Log probabilities of each token, if the request asked for them; else empty.
+        prompt_logprobs: Those of the prompt's tokens from the second on, with ranks, told with the
+            first choice; else empty.
     """
 
     output_text: str
@@ -74,6 +76,7 @@ class CompletedChoice:
     num_preemptions: int = 0
     margins: list[float] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def success(self) -> bool:

@@ -16,6 +16,7 @@ from tandem_client.events import (
     Event,
     Finished,
     FinishReason,
+    PromptLogprobs,
     Started,
     TokenLogprobs,
     Usage,
@@ -23,6 +24,7 @@ from tandem_client.events import (
 from tandem_client.model import Model, PromptTokens, model_from_proto, tokens_from_proto
 from tandem_client.request import build_request, detokenize_request, tokenize_request
 from tandem_client.streams.aio_stream import AsyncGenerationStream
+from tandem_client.streams.prompt import joined_prompt
 from tandem_client.streams.retry import RetryPolicy, is_transient
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "Finished",
     "Model",
     "Prompt",
+    "PromptLogprobs",
     "PromptTokens",
     "RetryPolicy",
     "Started",
@@ -42,6 +45,7 @@ __all__ = [
     "detokenize_request",
     "generate_request",
     "is_transient",
+    "joined_prompt",
     "model_from_proto",
     "progress_of",
     "tokenize_request",

@@ -87,6 +87,7 @@ if TYPE_CHECKING:
         Finished,
         FinishReason,
         Prefilled,
+        PromptLogprobs,
         Queued,
         Scheduled,
         Started,
@@ -171,6 +172,7 @@ __all__ = [
     "ProfileProgress",
     "ProfileRunning",
     "ProfileUnsupported",
+    "PromptLogprobs",
     "PromptOptions",
     "PromptTokens",
     "PromptTooLong",
@@ -219,8 +221,8 @@ _HOMES = {
     "channel": "ChannelOptions",
     "client": "Client",
     "events": (
-        "Choice Completion Delta Done Event Finished FinishReason Prefilled Queued Scheduled "
-        "Started Timings TokenLogprobs Usage"
+        "Choice Completion Delta Done Event Finished FinishReason Prefilled PromptLogprobs "
+        "Queued Scheduled Started Timings TokenLogprobs Usage"
     ),
     "model": "Model ModelCapabilities PromptTokens",
     "params": "GenerateOptions PromptOptions ResolvedParams SAMPLING_PRESETS TokenizeOptions",

@@ -91,6 +91,22 @@ class TokenLogprobs:
     token_bytes: bytes = b""
     top_token_bytes: tuple[bytes, ...] = ()
     requested: tuple[float, ...] = ()
+    rank: int = 0
+    """Of a prompt token: its place among all ids, from 1; 0 for outputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLogprobs:
+    """
+    Tokens of the prompt from `first_position` on, with their log probabilities; None for the
+    prompt's first token, which nothing predicts. A stream that breaks before its first output tells
+    them again from position 0 on.
+    """
+
+    first_position: int
+    token_ids: tuple[int, ...]
+    texts: tuple[str, ...]
+    logprobs: tuple[TokenLogprobs | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +162,7 @@ class Done:
     timings: Timings
 
 
-Event = Started | Queued | Scheduled | Prefilled | Delta | Finished | Done
+Event = Started | PromptLogprobs | Queued | Scheduled | Prefilled | Delta | Finished | Done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +193,13 @@ class Completion:
     usage: Usage
     timings: Timings
     model: str = ""
+    prompt: PromptLogprobs | None = None
+    """The whole prompt, where `prompt_logprobs` was asked for."""
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...]:
+        """Log probabilities of the prompt's tokens, None for the first; empty if not asked for."""
+        return () if self.prompt is None else self.prompt.logprobs
 
     @property
     def text(self) -> str:
@@ -204,7 +227,9 @@ class Completion:
         return self.choices[0].matched
 
 
-def event_from_proto(response: inference.GenerateResponse) -> Event | None:
+def event_from_proto(  # noqa: PLR0911  # one return for each kind
+    response: inference.GenerateResponse,
+) -> Event | None:
     """Decode one stream message; return None for a kind that this version does not know."""
     match response.WhichOneof("event"):
         case "delta":
@@ -215,6 +240,8 @@ def event_from_proto(response: inference.GenerateResponse) -> Event | None:
                 text=response.delta.text,
                 logprobs=_logprobs(response.delta),
             )
+        case "prompt_logprobs":
+            return _prompt_logprobs(response.prompt_logprobs)
         case "progress":
             return _progress(response.progress)
         case "started":
@@ -250,10 +277,18 @@ def completion_from_proto(response: inference.CompleteResponse) -> Completion:
         )
         for one in response.completions
     )
-    return completion_of(_started(response.started), choices, _done(response.done))
+    prompt = None
+    if response.HasField("prompt_logprobs"):
+        prompt = _prompt_logprobs(response.prompt_logprobs)
+    return completion_of(_started(response.started), choices, _done(response.done), prompt)
 
 
-def completion_of(started: Started, choices: tuple[Choice, ...], done: Done) -> Completion:
+def completion_of(
+    started: Started,
+    choices: tuple[Choice, ...],
+    done: Done,
+    prompt: PromptLogprobs | None = None,
+) -> Completion:
     """Join the parts of a stream into a completion."""
     return Completion(
         request_id=started.request_id,
@@ -265,6 +300,7 @@ def completion_of(started: Started, choices: tuple[Choice, ...], done: Done) -> 
         usage=done.usage,
         timings=done.timings,
         model=started.model,
+        prompt=prompt,
     )
 
 
@@ -299,7 +335,21 @@ def _progress(message: stream_pb2.Progress) -> Queued | Scheduled | Prefilled | 
     return None
 
 
-def _logprobs(message: stream_pb2.Delta | inference.Completion) -> tuple[TokenLogprobs, ...]:
+def _prompt_logprobs(message: stream_pb2.PromptLogprobs) -> PromptLogprobs:
+    told: list[TokenLogprobs | None] = list(_logprobs(message))
+    if told and message.first_position == 0:
+        told[0] = None
+    return PromptLogprobs(
+        first_position=message.first_position,
+        token_ids=tuple(message.token_ids),
+        texts=tuple(one.text for one in message.logprobs),
+        logprobs=tuple(told),
+    )
+
+
+def _logprobs(
+    message: stream_pb2.Delta | inference.Completion | stream_pb2.PromptLogprobs,
+) -> tuple[TokenLogprobs, ...]:
     if not message.logprobs:
         return ()
     return tuple(
@@ -311,6 +361,7 @@ def _logprobs(message: stream_pb2.Delta | inference.Completion) -> tuple[TokenLo
             token_bytes=one.token_bytes,
             top_token_bytes=tuple(one.top_token_bytes),
             requested=tuple(one.requested_logprobs),
+            rank=one.rank,
         )
         for one in message.logprobs
     )

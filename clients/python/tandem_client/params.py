@@ -89,6 +89,8 @@ class GenerateOptions(PromptOptions, total=False):
             probability.
         logprob_token_ids: Ids whose log probabilities are returned at each place, too, at most 64;
             needs `logprobs`.
+        prompt_logprobs: Number of likeliest tokens, 0 to 20, that are returned with the log
+            probability of each token of the prompt; with max_tokens 0 nothing else is computed.
         token_bytes: True: the bytes of each token, and of the likeliest ones, are returned with
             the log probabilities, so that characters split over tokens can be put together.
         omit_text: True: outputs have ids only.
@@ -129,6 +131,7 @@ class GenerateOptions(PromptOptions, total=False):
     cache_salt: str | None
     logprobs: int | None
     logprob_token_ids: Sequence[int] | None
+    prompt_logprobs: int | None
     token_bytes: bool | None
     omit_text: bool | None
     omit_token_ids: bool | None

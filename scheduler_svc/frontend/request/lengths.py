@@ -81,7 +81,7 @@ def fit_lengths(
         in_memory = longest_total(model) - prompt_len
         room = in_memory if in_memory > 0 else room  # the core refuses one that can never fit
     may_cut = max_tokens is None or clamps or model.truncates
-    fitting = max(1, min(wanted, room)) if may_cut else wanted
+    fitting = max(min(1, wanted), min(wanted, room)) if may_cut else wanted
     if fitting > room:
         raise TotalTooLong(
             f"the prompt has {counted(prompt_len, 'token')} and max_tokens is {fitting}, together "

@@ -26,6 +26,7 @@ from scheduler_svc.frontend.request.validation import (
     check_min_tokens,
     check_params,
     check_prompt_shape,
+    check_scored_len,
     check_tokenizer_fits,
 )
 from scheduler_svc.frontend.text.detokenizer import Detokenizer
@@ -83,6 +84,12 @@ class PreparedRequest:
     def with_logprobs(self) -> bool:
         """True if every token comes with its log probabilities."""
         return self.params.sampling.logprobs is not None
+
+    @property
+    def scored_prompt(self) -> list[int] | None:
+        """The prompt, if its log probabilities are to be told."""
+        asks = self.params.sampling.prompt_logprobs is not None
+        return self.prompt.tolist() if asks else None
 
     def submit(self, stream_id: int) -> Submit:
         """Return the message for the core; choice i has the stream number `stream_id` + i."""
@@ -197,6 +204,7 @@ def _fit(
         clamps=request.stopping.clamp_max_tokens,
     )
     check_min_tokens(params.sampling.min_tokens, params.max_tokens or fit.max_tokens)
+    check_scored_len(params.sampling.prompt_logprobs, prompt_len - fit.num_dropped)
     return fit
 
 

@@ -13,7 +13,7 @@ from tandem.sampling_params import MAX_LOGPROBS
 
 MAX_DELTA_INTERVAL_S = 10.0
 MAX_LOGPROB_IDS = 64
-_NEEDS_CAPABILITY = ("prompt_logprobs", "parse_output")
+_NEEDS_CAPABILITY = ("parse_output",)
 """Options that have a capability of the same name, which no server of this release has."""
 
 
@@ -23,6 +23,7 @@ def capabilities(*, has_tokenizer: bool, has_chat_template: bool) -> model_pb2.M
         text=has_tokenizer,
         chat=has_chat_template,
         logprobs=True,
+        prompt_logprobs=True,
         token_bytes=has_tokenizer,
         logprob_token_ids=True,
         allowed_token_ids=True,
@@ -71,11 +72,11 @@ def _check_values(response: request_pb2.ResponseOptions) -> None:
             f"got {len(response.logprob_token_ids)}.",
             field="response.logprob_token_ids",
         )
-    if response.logprobs > MAX_LOGPROBS:
-        raise InvalidParameter(
-            f"logprobs must be in [0, {MAX_LOGPROBS}], got {response.logprobs}.",
-            field="response.logprobs",
-        )
+    for name in ("logprobs", "prompt_logprobs"):
+        if (num_top := getattr(response, name)) > MAX_LOGPROBS:
+            raise InvalidParameter(
+                f"{name} must be in [0, {MAX_LOGPROBS}], got {num_top}.", field=f"response.{name}"
+            )
     interval_s = response.min_delta_interval_s
     if not 0 <= interval_s <= MAX_DELTA_INTERVAL_S:
         raise InvalidParameter(

@@ -91,6 +91,9 @@ def resolve_sampling(
     response = request.response
     given["logprobs"] = response.logprobs if response.HasField("logprobs") else None
     given["logprob_token_ids"] = response.logprob_token_ids
+    has_output = any(one.token_ids or one.finished for one in request.resume.choices)
+    if response.HasField("prompt_logprobs") and not has_output:  # else they were told before
+        given["prompt_logprobs"] = response.prompt_logprobs
     return row_params(given, defaults, end_ids)
 
 

@@ -30,6 +30,8 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_ALLOWED_IDS = 1024
 MAX_CHOICES = 16
 MAX_CACHE_SALT_BYTES = 256
+MAX_SCORES = 1 << 18
+"""Most prompt tokens times log probabilities of each, which bounds what one request is told."""
 MIN_LIMIT_S = 0.001
 """Shortest time limit of a request, in seconds."""
 
@@ -73,6 +75,7 @@ def check_params(
     _check_plain(request)
     check_sampling(request, model.vocab_size)
     stopping = request.stopping
+    _check_max_tokens(request)
     _check_stopping(stopping, model, "stopping.")
     eos_token_ids = () if stopping.ignore_eos else model.eos_token_ids
     stop_token_ids = tuple(stopping.stop_token_ids)
@@ -293,11 +296,33 @@ def _check_choices(num_choices: int, temperature: float) -> None:
         )
 
 
-def _check_stopping(stopping: request_pb2.StoppingParams, model: Model, path: str) -> None:
-    if stopping.HasField("max_tokens") and stopping.max_tokens < 1:
+def check_scored_len(num_top: int | None, prompt_len: int) -> None:
+    """
+    Check that log probabilities of a prompt are not too many to be told.
+
+    Raises:
+        InvalidParameter: They are.
+    """
+    if num_top is not None and prompt_len * (1 + num_top) > MAX_SCORES:
         raise InvalidParameter(
-            f"max_tokens must be at least 1, got {stopping.max_tokens}.", field=f"{path}max_tokens"
+            f"prompt_logprobs of {num_top} is too much for a prompt of {prompt_len} tokens: the "
+            f"tokens times one more than it may be at most {MAX_SCORES:,}.",
+            field="response.prompt_logprobs",
         )
+
+
+def _check_max_tokens(request: inference_service_pb2.GenerateRequest) -> None:
+    """Check that no output is asked for only where the prompt of one choice is scored."""
+    stopping = request.stopping
+    if not stopping.HasField("max_tokens") or stopping.max_tokens > 0:
+        return
+    if not request.response.HasField("prompt_logprobs"):
+        raise InvalidParameter("max_tokens must be at least 1, got 0.", field="stopping.max_tokens")
+    if request.n > 1:
+        raise InvalidParameter(f"n must be 1 where max_tokens is 0, got {request.n}.", field="n")
+
+
+def _check_stopping(stopping: request_pb2.StoppingParams, model: Model, path: str) -> None:
     if len(stopping.stop) > MAX_STOP_STRINGS:
         raise InvalidParameter(
             f"stop must have at most {MAX_STOP_STRINGS} strings, got {len(stopping.stop)}.",

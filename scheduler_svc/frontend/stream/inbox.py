@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scheduler_svc.core.request.events import ProgressKind
+from scheduler_svc.frontend.stream.logprob_entries import PromptScores
 from scheduler_svc.frontend.stream.shared_write import ItemBell, slow_consumer
 from scheduler_svc.frontend.stream.turns import Bell, StreamTurns
 from scheduler_svc.ipc.messages import Accepted, StreamEnd, StreamProgress
@@ -52,6 +53,8 @@ class News:
 
     choices: list[ChoiceNews] = field(default_factory=list)
     """News of the choices that have any."""
+    scores: list[tuple[int, TokenLogprob]] = field(default_factory=list)
+    """Log probabilities of prompt tokens, each with its negative offset from the prompt's end."""
     progress: StreamProgress | None = None
     is_silent: bool = False
     """True if the client should get a sign of life."""
@@ -116,8 +119,14 @@ class ChoiceInbox:
         self._logprobs = []
 
     def put_logprob(self, offset: int, logprob: TokenLogprob) -> None:
-        """Add the logprobs of the token at an output offset; repeated ones are ignored."""
+        """
+        Add the logprobs of the token at an output offset; repeated ones are ignored. A negative
+        offset is that of a prompt token.
+        """
         inbox = self._inbox
+        if offset < 0:
+            inbox.put_score(offset, logprob)
+            return
         if self._logprobs is None or offset < self._num_logprobs or inbox.is_closed:
             return
         if offset > self._num_logprobs:
@@ -143,6 +152,7 @@ class ChoiceInbox:
             self._fail(f"the log probabilities of output token {self._num_logprobs} were lost")
             return
         self._end = end
+        self._inbox.scores.release()
         self._note_news()
 
     def put_failure(self, error: TandemError) -> None:
@@ -218,6 +228,7 @@ class StreamInbox:
         is_closed: True once further output is ignored.
         wake: Wakes the request's task when something arrived.
         with_news: Choices with news that was not taken yet.
+        scores: Log probabilities of the prompt, before which no output is taken.
     """
 
     def __init__(
@@ -226,6 +237,7 @@ class StreamInbox:
         *,
         before: Sequence[Received] = (Received(),),
         with_logprobs: bool = False,
+        with_scores: bool = False,
         max_pending_bytes: int,
         now_s: float,
         turns: StreamTurns | None = None,
@@ -248,6 +260,7 @@ class StreamInbox:
         if with_logprobs:
             for one in self.choices:
                 one.ask_logprobs()
+        self.scores = PromptScores(is_complete=not with_scores)
         self.accepted: Accepted | None = None
         self.last_sent_s = now_s
         self.num_pending_bytes = 0
@@ -297,10 +310,19 @@ class StreamInbox:
     def take(self) -> News:
         """Return all news since the last call."""
         news, self._news = self._news, News()
+        news.scores = self.scores.take()
+        if not self.scores.is_complete:
+            return news
         with_news, self.with_news, self.num_left_bytes = self.with_news, [], 0
         news.choices = [choice.take() for choice in with_news]
         self.num_pending_bytes = self.num_left_bytes
         return news
+
+    def put_score(self, offset: int, entry: TokenLogprob) -> None:
+        """Add the log probabilities of the prompt token at a negative offset."""
+        if not self.is_closed:
+            self.scores.put(offset, entry)
+            self._something.ring()
 
     def begin_write(self, now_s: float) -> None:
         """Note that the calling task starts to wait for the client to take a message."""

@@ -10,6 +10,7 @@ from scheduler_svc.core.request.events import ProgressKind
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.frontend.stream.delta import OutputDelta
 from scheduler_svc.frontend.stream.inbox import ChoiceNews, StreamInbox
+from scheduler_svc.frontend.stream.prompt_logprobs import PromptTeller
 from scheduler_svc.frontend.text.output import ChoiceStart, OutputChunk, OutputText, PriorEnd
 from scheduler_svc.ipc.messages import Accepted, StreamEnd, StreamProgress
 from tandem.errors import InternalError, TandemError
@@ -43,6 +44,7 @@ class RequestOutput:
         starts: Sequence[ChoiceStart],
         *,
         started: stream_pb2.Started,
+        scored_prompt: Sequence[int] | None = None,
         end_at_stop_string: EndAtStopString,
         blocked_by: Callable[[], str],
         text_of: Callable[[int], str],
@@ -52,11 +54,13 @@ class RequestOutput:
             inbox: Inbox of the request.
             starts: Start of each choice.
             started: The first message.
+            scored_prompt: The prompt, if its log probabilities are to be told.
             end_at_stop_string: See `EndAtStopString`.
             blocked_by: Returns the reason why no request is computed; empty while requests are.
             text_of: Returns the text of a token by itself.
         """
         self._started = started
+        self._teller = PromptTeller(scored_prompt or (), text_of)
         self._end_at_stop_string = end_at_stop_string
         self._blocked_by = blocked_by
         self._choices = [
@@ -101,6 +105,7 @@ class RequestOutput:
             for message in choices[one.choice].messages(one, self._end_at_stop_string)
         ]
         self.pause_s = self._started.response.min_delta_interval_s if deltas else 0.0
+        deltas = [*self._teller.messages(news, self._started.prompt_tokens), *deltas]
         # Progress that arrived together with a token happened before the token.
         if news.progress is not None or (news.is_silent and not deltas):
             progress = news.progress or self.inbox.progress

@@ -43,12 +43,19 @@ class WholeAnswer:
         if delta.with_text:
             self._num_bytes += len(chunk.text.encode())
             self._texts.setdefault(delta.choice, []).append(chunk.text)
-        if self._num_bytes > MAX_COMPLETE_BYTES:
-            raise ResponseTooLarge(
-                f"the answer is larger than {MAX_COMPLETE_BYTES} bytes: use Generate, which "
-                "streams it.",
-                metadata={"limit_bytes": str(MAX_COMPLETE_BYTES)},
-            )
+        self._check_size()
+
+    def add_prompt(self, told: stream_pb2.PromptLogprobs) -> None:
+        """
+        Add log probabilities of prompt tokens.
+
+        Raises:
+            ResponseTooLarge: The answer is larger than one message may be.
+        """
+        self._num_bytes += told.ByteSize() + _BYTES_PER_MESSAGE * len(told.logprobs)
+        self._check_size()
+        self._response.prompt_logprobs.MergeFrom(told)
+        self._response.prompt_logprobs.first_position = 0
 
     def start(self, started: stream_pb2.Started) -> None:
         """Take the first message."""
@@ -72,6 +79,14 @@ class WholeAnswer:
         self._response.completions.extend(completions[choice] for choice in sorted(completions))
         return self._response
 
+    def _check_size(self) -> None:
+        if self._num_bytes > MAX_COMPLETE_BYTES:
+            raise ResponseTooLarge(
+                f"the answer is larger than {MAX_COMPLETE_BYTES} bytes: use Generate, which "
+                "streams it.",
+                metadata={"limit_bytes": str(MAX_COMPLETE_BYTES)},
+            )
+
     def _completion(self, choice: int) -> pb.Completion:
         return self._completions.setdefault(choice, pb.Completion())
 
@@ -92,6 +107,8 @@ async def collect(messages: AsyncIterator[Message]) -> pb.CompleteResponse:
         match message.WhichOneof("event"):
             case "started":
                 whole.start(message.started)
+            case "prompt_logprobs":
+                whole.add_prompt(message.prompt_logprobs)
             case "finished":
                 whole.finish_choice(message.finished)
             case "done":

@@ -116,7 +116,8 @@ class TestOutput:
         [
             ("suffix", {"suffix": "end"}),
             ("best_of", {"best_of": 2}),
-            ("echo", {"echo": True, "logprobs": 1}),
+            ("echo", {"echo": True, "logprobs": 1, "stream": True}),
+            ("prompt_logprobs", {"extra_body": {"prompt_logprobs": 1}, "stream": True}),
             ("echo", {"echo": True, "prompt": [1, 2]}),
         ],
     )

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -185,9 +185,15 @@ def update(
 
 
 def logprobs_of(
-    stream_id: int, offset: int, told: list[tuple[float, list[tuple[int, float]]]]
+    stream_id: int,
+    offset: int,
+    told: list[tuple[float, list[tuple[int, float]]]],
+    ranks: Sequence[int] = (),
 ) -> StreamLogprobs:
-    """Return log probabilities of consecutive tokens, each with (id, value) of the likeliest."""
+    """
+    Return log probabilities of consecutive tokens, each with (id, value) of the likeliest; those of
+    prompt tokens have ranks.
+    """
     top = [entry for _, entries in told for entry in entries]
     return StreamLogprobs(
         stream=np.full(len(told), stream_id, "<u4").tobytes(),
@@ -196,6 +202,7 @@ def logprobs_of(
         top_start=np.cumsum([0, *(len(entries) for _, entries in told)]).astype("<i4").tobytes(),
         top_token=np.array([token for token, _ in top], "<i4").tobytes(),
         top=np.array([value for _, value in top], "<f4").tobytes(),
+        rank=np.array(ranks, "<i4").tobytes(),
     )
 
 

@@ -9,7 +9,13 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tandem_openai_gateway.answers.format import DONE, Head, data_event
-from tandem_openai_gateway.answers.logprobs import CompletionLogprobs, completion_logprobs
+from tandem_openai_gateway.answers.logprobs import (
+    CompletionLogprobs,
+    PromptLogprob,
+    completion_logprobs,
+    echoed_logprobs,
+    prompt_logprobs,
+)
 from tandem_openai_gateway.answers.output import (
     ChoiceOutput,
     UsageBody,
@@ -19,7 +25,13 @@ from tandem_openai_gateway.answers.output import (
 )
 from tandem_openai_gateway.api.common import Asked
 from tandem_openai_gateway.errors import ErrorAnswer
-from tandem_openai_gateway.upstream import Delta, Finished, Usage
+from tandem_openai_gateway.upstream import (
+    Delta,
+    Finished,
+    PromptLogprobs,
+    Usage,
+    joined_prompt,
+)
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -33,6 +45,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class CompletionBody(msgspec.Struct, kw_only=True):
@@ -64,7 +77,7 @@ class CompletionFormat:
     def whole(self, output: WholeOutput) -> CompletionBody:
         """Return the body of an answer that is not streamed."""
         choices = [
-            self._choice(place, index, one)
+            self._choice(place, index, one, joined_prompt(output.prompts.get(place, ())))
             for place, choices in enumerate(output.choices)
             for index, one in enumerate(choices)
         ]
@@ -112,18 +125,34 @@ class CompletionFormat:
         """Return the error as the last event."""
         return data_event(error)
 
-    def _choice(self, place: int, index: int, output: ChoiceOutput) -> CompletionChoice:
+    def _choice(
+        self, place: int, index: int, output: ChoiceOutput, prompt: PromptLogprobs | None
+    ) -> CompletionChoice:
         assert output.finished is not None
-        echo = (self._asked.prompts[place].text or "") if self._asked.echoes else ""
-        has_logprobs = self._asked.options.get("logprobs") is not None
+        asked, echo, logprobs = self._asked, "", None
+        num_top = asked.options.get("logprobs")
+        if num_top is not None:
+            logprobs = completion_logprobs(output.logprobs, 0)
+        if asked.echoes:
+            text = asked.prompts[place].text
+            echo = "".join(prompt.texts) if text is None and prompt is not None else text or ""
+            if num_top is not None and prompt is not None:
+                logprobs = echoed_logprobs(prompt, num_top, output.logprobs)
         return CompletionChoice(
             index=self._index(place, index),
             text=echo + output.text,
-            logprobs=completion_logprobs(output.logprobs, 0) if has_logprobs else None,
+            logprobs=logprobs,
             finish_reason=finish_reason(output.finished.reason),
             stop_reason=output.finished.matched,
             token_ids=output.token_ids if self._asked.has_token_ids else UNSET,
+            prompt_logprobs=self._prompt_logprobs(prompt),
         )
+
+    def _prompt_logprobs(
+        self, prompt: PromptLogprobs | None
+    ) -> list[dict[str, PromptLogprob] | None] | UnsetType:
+        num_top = self._asked.prompt_logprobs
+        return UNSET if num_top is None or prompt is None else prompt_logprobs(prompt, num_top)
 
     def _index(self, place: int, choice: int) -> int:
         return place * self._asked.num_choices + choice

@@ -15,6 +15,7 @@ from tandem_openai_gateway.upstream import (
     Event,
     Finished,
     FinishReason,
+    PromptLogprobs,
     Started,
     TokenLogprobs,
     Usage,
@@ -90,6 +91,8 @@ class WholeOutput:
 
     choices: list[list[ChoiceOutput]]
     usages: list[Usage] = field(default_factory=list)
+    prompts: dict[int, list[PromptLogprobs]] = field(default_factory=dict)
+    """Parts of each prompt, where its log probabilities were asked for."""
 
     def add(self, place: int, event: Event) -> None:
         """Add an event of the prompt with this number."""
@@ -99,6 +102,8 @@ class WholeOutput:
                 choice.texts.append(event.text)
                 choice.token_ids += event.token_ids
                 choice.logprobs += event.logprobs
+            case PromptLogprobs():
+                self.prompts.setdefault(place, []).append(event)
             case Finished():
                 self.choices[place][event.choice].finished = event
             case Done():

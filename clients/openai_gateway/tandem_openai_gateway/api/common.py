@@ -80,6 +80,8 @@ class Asked:
         includes_usage: True if a stream ends with its usage.
         has_token_ids: True if the ids of the output are told.
         echoes: True if the prompt precedes the output.
+        prompt_logprobs: Likeliest tokens to tell with each token of the prompt, in vLLM's form;
+            None = not in that form.
         repeated: Fields of the request that the answer repeats.
     """
 
@@ -91,6 +93,7 @@ class Asked:
     includes_usage: bool
     has_token_ids: bool = False
     echoes: bool = False
+    prompt_logprobs: int | None = None
     repeated: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -21,6 +21,7 @@ class CompletionFields(GenerationFields, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
 
@@ -36,15 +37,30 @@ def read_completion(body: bytes) -> Asked:
     if fields.add_special_tokens is False:
         raise unsupported("add_special_tokens")
     prompts = prompts_of(fields.prompt)
-    if fields.echo:
-        if any(prompt.text is None for prompt in prompts):
-            raise unsupported("echo", "a prompt of ids has no text to return")
-        if fields.logprobs is not None:
-            raise unsupported("echo", "log probabilities of the prompt are not computed")
     if fields.max_tokens is None:
         fields.max_tokens = DEFAULT_MAX_TOKENS
-    options = {"logprobs": fields.logprobs}
-    return asked(fields, prompts, options=options, echoes=bool(fields.echo))
+    options = {"logprobs": fields.logprobs, "prompt_logprobs": _prompt_logprobs(fields)}
+    has_ids = any(prompt.text is None for prompt in prompts)
+    if fields.echo and has_ids and options["prompt_logprobs"] is None:
+        raise unsupported("echo", "a prompt of ids has no text to return")
+    if fields.stream and options["prompt_logprobs"] is not None:
+        name = "prompt_logprobs" if fields.prompt_logprobs is not None else "echo"
+        raise unsupported(name, "log probabilities of the prompt are not streamed")
+    return asked(
+        fields,
+        prompts,
+        options=options,
+        echoes=bool(fields.echo),
+        prompt_logprobs=fields.prompt_logprobs,
+    )
+
+
+def _prompt_logprobs(fields: CompletionFields) -> int | None:
+    """Return the number of likeliest tokens to tell with each token of the prompt, or None."""
+    asked_for = [fields.prompt_logprobs]
+    if fields.echo:
+        asked_for += [fields.logprobs, 0 if fields.max_tokens == 0 else None]
+    return max((one for one in asked_for if one is not None), default=None)
 
 
 def prompts_of(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:

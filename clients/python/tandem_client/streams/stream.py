@@ -21,9 +21,11 @@ from tandem_client.events import (
     Done,
     Event,
     Finished,
+    PromptLogprobs,
     Started,
     completion_of,
 )
+from tandem_client.streams.prompt import joined_prompt
 from tandem_client.streams.resume import ResumableStream
 from tandem_client.streams.retry import RetryPolicy, remaining_s, within
 
@@ -162,6 +164,7 @@ class BaseStream:
         self.finished_choices: dict[int, Finished] = {}
         self.done: Done | None = None
         self._deltas: dict[int, list[Delta]] = {}
+        self._prompt: list[PromptLogprobs] = []
 
     @property
     def finished(self) -> Finished | None:
@@ -172,6 +175,8 @@ class BaseStream:
         match event:
             case Delta():
                 self._deltas.setdefault(event.choice, []).append(event)
+            case PromptLogprobs():
+                self._prompt.append(event)
             case Started():
                 self.started = event
             case Finished():
@@ -189,7 +194,8 @@ class BaseStream:
         if self.started is None or self.done is None:
             raise CallCancelled("the stream was closed before its completion had ended")
         ends = sorted(self.finished_choices.values(), key=lambda end: end.choice)
-        return completion_of(self.started, tuple(map(self._choice, ends)), self.done)
+        choices, prompt = tuple(map(self._choice, ends)), joined_prompt(self._prompt)
+        return completion_of(self.started, choices, self.done, prompt)
 
     def _choice(self, end: Finished) -> Choice:
         deltas = self._deltas.get(end.choice, [])

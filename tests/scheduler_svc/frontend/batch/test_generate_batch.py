@@ -9,11 +9,13 @@ from scheduler_svc.ipc.messages import Availability
 from tandem.errors import QueueFull, TandemError
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.inference.v1 import model_pb2
+from tandem.inference.v1.batch_pb2 import BatchEvent
 from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tandem.status import from_rpc_error, from_status_proto
 from tests.scheduler_svc.frontend.fake_core import (
     Frontend,
     ended,
+    logprobs_of,
     model,
     refused,
     running_frontend,
@@ -150,6 +152,29 @@ class TestItems:
         )
         assert [70] == stream.ids(3)
 
+    async def test_scored_prompt_comes_before_the_end(self, frontend):
+        """
+        An item that asks for the log probabilities of its prompt gets each prompt token once.
+        """
+        stream = Stream(frontend.channel)
+        await stream.add(4, response={"prompt_logprobs": 1}, stopping={"max_tokens": 0})
+        stream_id = await frontend.core.accept()
+        scores = [(-0.5, [(6, -0.5)]), (-2.0, [(9, -1.0)])]
+        told = logprobs_of(stream_id, -2, scores, ranks=[1, 3])
+        await frontend.core.tokens(
+            stream_id, 0, [], logprobs=(told,), end=ended(stream_id, MAX_TOKENS, 0)
+        )
+        await stream.until_over(4)
+        messages = [
+            one.prompt_logprobs for one in stream.events[4] if one.HasField("prompt_logprobs")
+        ]
+        assert [5, 6, 7] == [id_ for one in messages for id_ in one.token_ids]
+        assert [(0.0, 0), (-0.5, 1), (-2.0, 3)] == [
+            (entry.logprob, entry.rank) for one in messages for entry in one.logprobs
+        ]
+        assert "started" == stream.kinds(4)[0]
+        assert ["finished", "done"] == stream.kinds(4)[-2:]
+
     async def test_failure_after_output_tells_its_tokens(self, frontend):
         """
         The error of an item that was accepted says how many ids were sent.
@@ -219,6 +244,17 @@ class TestCancel:
 
 
 class TestRules:
+    def test_each_event_of_generate_is_one_of_items(self):
+        """
+        An item's event has the number, name and type that GenerateResponse gives it.
+        """
+        (of_generate,) = pb.GenerateResponse.DESCRIPTOR.oneofs
+        of_items = BatchEvent.DESCRIPTOR.fields_by_number
+        for field in of_generate.fields:
+            found = of_items[field.number]
+            assert (field.name, field.message_type) == (found.name, found.message_type)
+            assert "event" == found.containing_oneof.name
+
     @pytest.mark.parametrize(
         ("message", "field"),
         [

@@ -243,6 +243,7 @@ class TestModel:
             text=True,
             chat=True,
             logprobs=True,
+            prompt_logprobs=True,
             token_bytes=True,
             logprob_token_ids=True,
             allowed_token_ids=True,

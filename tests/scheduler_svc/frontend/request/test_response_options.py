@@ -76,8 +76,8 @@ class TestWhatIsTold:
         ("fields", "reason", "path"),
         [
             (
-                {"response": {"prompt_logprobs": 0}},
-                "FEATURE_UNSUPPORTED",
+                {"response": {"prompt_logprobs": 21}},
+                "INVALID_PARAMETER",
                 "response.prompt_logprobs",
             ),
             ({"response": {"token_bytes": True}}, "INVALID_PARAMETER", "response.token_bytes"),

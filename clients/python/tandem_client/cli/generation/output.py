@@ -124,13 +124,24 @@ def json_of(completion: Completion) -> dict[str, Any]:
     for choice in content["choices"]:
         choice["reason"] = choice["reason"].name
         _make_plain(choice["logprobs"])
+    if content["prompt"] is None:
+        del content["prompt"]
+    else:
+        _make_plain(content["prompt"]["logprobs"])
     first = {name: value for name, value in content["choices"][0].items() if name != "choice"}
     return {"request_id": content.pop("request_id"), **first, **content}
 
 
-def _make_plain(logprobs: Iterable[dict[str, Any]]) -> None:
-    """Replace what JSON cannot hold: infinities, and bytes, of which only those asked for stay."""
+def _make_plain(logprobs: Iterable[dict[str, Any] | None]) -> None:
+    """
+    Replace what JSON cannot hold: infinities, and bytes, of which only those asked for stay. The
+    rank stays with tokens of prompts.
+    """
     for one in logprobs:
+        if one is None:  # the prompt's first token
+            continue
+        if not one["rank"]:
+            del one["rank"]
         raw, top_raw = one.pop("token_bytes"), one.pop("top_token_bytes")
         requested = one.pop("requested")
         if requested:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.inference.v1 import stream_pb2 as tandem_dot_inference_dot_v1_dot_stream__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftandem/inference/v1/batch.proto\x12\x13tandem.inference.v1\x1a tandem/inference/v1/stream.proto\"\xa3\x02\n\nBatchEvent\x12/\n\x07started\x18\x01 \x01(\x0b\x32\x1c.tandem.inference.v1.StartedH\x00\x12\x31\n\x08progress\x18\x02 \x01(\x0b\x32\x1d.tandem.inference.v1.ProgressH\x00\x12+\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x1a.tandem.inference.v1.DeltaH\x00\x12\x31\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x1d.tandem.inference.v1.FinishedH\x00\x12)\n\x04\x64one\x18\x05 \x01(\x0b\x32\x19.tandem.inference.v1.DoneH\x00\x12\x0f\n\x05\x65rror\x18\x0e \x01(\x0cH\x00\x12\x0c\n\x04item\x18\x0f \x01(\x04\x42\x07\n\x05\x65vent\"H\n\x15GenerateBatchResponse\x12/\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1f.tandem.inference.v1.BatchEventBt\n\x16io.tandem.inference.v1P\x01ZBgithub.com/tandem-serve/tandem/clients/go/inference/v1;inferencev1\xaa\x02\x13Tandem.Inference.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftandem/inference/v1/batch.proto\x12\x13tandem.inference.v1\x1a tandem/inference/v1/stream.proto\"\xe3\x02\n\nBatchEvent\x12/\n\x07started\x18\x01 \x01(\x0b\x32\x1c.tandem.inference.v1.StartedH\x00\x12\x31\n\x08progress\x18\x02 \x01(\x0b\x32\x1d.tandem.inference.v1.ProgressH\x00\x12+\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x1a.tandem.inference.v1.DeltaH\x00\x12\x31\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x1d.tandem.inference.v1.FinishedH\x00\x12)\n\x04\x64one\x18\x05 \x01(\x0b\x32\x19.tandem.inference.v1.DoneH\x00\x12>\n\x0fprompt_logprobs\x18\x06 \x01(\x0b\x32#.tandem.inference.v1.PromptLogprobsH\x00\x12\x0f\n\x05\x65rror\x18\x0e \x01(\x0cH\x00\x12\x0c\n\x04item\x18\x0f \x01(\x04\x42\x07\n\x05\x65vent\"H\n\x15GenerateBatchResponse\x12/\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1f.tandem.inference.v1.BatchEventBt\n\x16io.tandem.inference.v1P\x01ZBgithub.com/tandem-serve/tandem/clients/go/inference/v1;inferencev1\xaa\x02\x13Tandem.Inference.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\026io.tandem.inference.v1P\001ZBgithub.com/tandem-serve/tandem/clients/go/inference/v1;inferencev1\252\002\023Tandem.Inference.V1'
   _globals['_BATCHEVENT']._serialized_start=91
-  _globals['_BATCHEVENT']._serialized_end=382
-  _globals['_GENERATEBATCHRESPONSE']._serialized_start=384
-  _globals['_GENERATEBATCHRESPONSE']._serialized_end=456
+  _globals['_BATCHEVENT']._serialized_end=446
+  _globals['_GENERATEBATCHRESPONSE']._serialized_start=448
+  _globals['_GENERATEBATCHRESPONSE']._serialized_end=520
 # @@protoc_insertion_point(module_scope)

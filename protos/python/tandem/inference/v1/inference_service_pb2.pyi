@@ -56,18 +56,20 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_request_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[_chat_pb2.ChatPrompt, _Mapping]] = ..., parse_special_tokens: _Optional[bool] = ..., sampling: _Optional[_Union[_request_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_request_pb2.StoppingParams, _Mapping]] = ..., response: _Optional[_Union[_request_pb2.ResponseOptions, _Mapping]] = ..., structured_output: _Optional[_Union[_request_pb2.StructuredOutput, _Mapping]] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., time_limit_s: _Optional[float] = ..., queue_limit_s: _Optional[float] = ..., resume: _Optional[_Union[_resume_pb2.Resume, _Mapping]] = ..., attempt_key: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("started", "progress", "delta", "finished", "done")
+    __slots__ = ("started", "progress", "delta", "finished", "done", "prompt_logprobs")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     started: _stream_pb2.Started
     progress: _stream_pb2.Progress
     delta: _stream_pb2.Delta
     finished: _stream_pb2.Finished
     done: _stream_pb2.Done
-    def __init__(self, started: _Optional[_Union[_stream_pb2.Started, _Mapping]] = ..., progress: _Optional[_Union[_stream_pb2.Progress, _Mapping]] = ..., delta: _Optional[_Union[_stream_pb2.Delta, _Mapping]] = ..., finished: _Optional[_Union[_stream_pb2.Finished, _Mapping]] = ..., done: _Optional[_Union[_stream_pb2.Done, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: _stream_pb2.PromptLogprobs
+    def __init__(self, started: _Optional[_Union[_stream_pb2.Started, _Mapping]] = ..., progress: _Optional[_Union[_stream_pb2.Progress, _Mapping]] = ..., delta: _Optional[_Union[_stream_pb2.Delta, _Mapping]] = ..., finished: _Optional[_Union[_stream_pb2.Finished, _Mapping]] = ..., done: _Optional[_Union[_stream_pb2.Done, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_stream_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class BatchItem(_message.Message):
     __slots__ = ("item", "request")
@@ -110,14 +112,16 @@ class Completion(_message.Message):
     def __init__(self, choice: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., reason: _Optional[_Union[_finish_reason_pb2.FinishReason, str]] = ..., stop_string: _Optional[str] = ..., token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_stream_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class CompleteResponse(_message.Message):
-    __slots__ = ("started", "completions", "done")
+    __slots__ = ("started", "completions", "done", "prompt_logprobs")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     started: _stream_pb2.Started
     completions: _containers.RepeatedCompositeFieldContainer[Completion]
     done: _stream_pb2.Done
-    def __init__(self, started: _Optional[_Union[_stream_pb2.Started, _Mapping]] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ..., done: _Optional[_Union[_stream_pb2.Done, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: _stream_pb2.PromptLogprobs
+    def __init__(self, started: _Optional[_Union[_stream_pb2.Started, _Mapping]] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ..., done: _Optional[_Union[_stream_pb2.Done, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_stream_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id", "tenant")

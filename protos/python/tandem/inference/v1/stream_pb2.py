@@ -26,7 +26,7 @@ from tandem.common.v1 import finish_reason_pb2 as tandem_dot_common_dot_v1_dot_f
 from tandem.inference.v1 import request_pb2 as tandem_dot_inference_dot_v1_dot_request__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tandem/inference/v1/stream.proto\x12\x13tandem.inference.v1\x1a$tandem/common/v1/finish_reason.proto\x1a!tandem/inference/v1/request.proto\"\xd7\x02\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x35\n\x08sampling\x18\x02 \x01(\x0b\x32#.tandem.inference.v1.SamplingParams\x12\x35\n\x08stopping\x18\x03 \x01(\x0b\x32#.tandem.inference.v1.StoppingParams\x12\x36\n\x08response\x18\x04 \x01(\x0b\x32$.tandem.inference.v1.ResponseOptions\x12\t\n\x01n\x18\x05 \x01(\r\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x15\n\rprompt_tokens\x18\x07 \x01(\r\x12\x1f\n\x17truncated_prompt_tokens\x18\x08 \x01(\r\x12\x16\n\x0eresumed_tokens\x18\t \x01(\r\x12\r\n\x05model\x18\n \x01(\t\x12\x16\n\x0emodel_revision\x18\x0b \x01(\t\"\x1a\n\x06Queued\x12\x10\n\x08position\x18\x01 \x01(\r\"\"\n\tScheduled\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\" \n\tPrefilled\x12\x13\n\x0b\x64one_tokens\x18\x01 \x01(\r\"\xc0\x01\n\x08Progress\x12-\n\x06queued\x18\x01 \x01(\x0b\x32\x1b.tandem.inference.v1.QueuedH\x00\x12\x33\n\tscheduled\x18\x02 \x01(\x0b\x32\x1e.tandem.inference.v1.ScheduledH\x00\x12\x33\n\tprefilled\x18\x03 \x01(\x0b\x32\x1e.tandem.inference.v1.PrefilledH\x00\x12\x12\n\nblocked_by\x18\x04 \x01(\tB\x07\n\x05state\"\xb8\x01\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\x0f\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x11\n\ttop_texts\x18\x05 \x03(\t\x12\x13\n\x0btoken_bytes\x18\x06 \x01(\x0c\x12\x17\n\x0ftop_token_bytes\x18\x07 \x03(\x0c\x12\x1a\n\x12requested_logprobs\x18\x08 \x03(\x02\"\x8a\x01\n\x05\x44\x65lta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x1a\n\x12\x66irst_token_offset\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\x0f\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x34\n\x08logprobs\x18\x05 \x03(\x0b\x32\".tandem.inference.v1.TokenLogprobs\"\x80\x01\n\x08\x46inished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12.\n\x06reason\x18\x02 \x01(\x0e\x32\x1e.tandem.common.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x12\x12\n\x08token_id\x18\x04 \x01(\x0fH\x00\x42\t\n\x07matched\"L\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"_\n\x07Timings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x1d\n\x15time_to_first_token_s\x18\x02 \x01(\x01\x12\x0f\n\x07total_s\x18\x03 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x04 \x01(\r\"`\n\x04\x44one\x12)\n\x05usage\x18\x01 \x01(\x0b\x32\x1a.tandem.inference.v1.Usage\x12-\n\x07timings\x18\x02 \x01(\x0b\x32\x1c.tandem.inference.v1.TimingsBt\n\x16io.tandem.inference.v1P\x01ZBgithub.com/tandem-serve/tandem/clients/go/inference/v1;inferencev1\xaa\x02\x13Tandem.Inference.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tandem/inference/v1/stream.proto\x12\x13tandem.inference.v1\x1a$tandem/common/v1/finish_reason.proto\x1a!tandem/inference/v1/request.proto\"\xd7\x02\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x35\n\x08sampling\x18\x02 \x01(\x0b\x32#.tandem.inference.v1.SamplingParams\x12\x35\n\x08stopping\x18\x03 \x01(\x0b\x32#.tandem.inference.v1.StoppingParams\x12\x36\n\x08response\x18\x04 \x01(\x0b\x32$.tandem.inference.v1.ResponseOptions\x12\t\n\x01n\x18\x05 \x01(\r\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x15\n\rprompt_tokens\x18\x07 \x01(\r\x12\x1f\n\x17truncated_prompt_tokens\x18\x08 \x01(\r\x12\x16\n\x0eresumed_tokens\x18\t \x01(\r\x12\r\n\x05model\x18\n \x01(\t\x12\x16\n\x0emodel_revision\x18\x0b \x01(\t\"\x1a\n\x06Queued\x12\x10\n\x08position\x18\x01 \x01(\r\"\"\n\tScheduled\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\" \n\tPrefilled\x12\x13\n\x0b\x64one_tokens\x18\x01 \x01(\r\"\xc0\x01\n\x08Progress\x12-\n\x06queued\x18\x01 \x01(\x0b\x32\x1b.tandem.inference.v1.QueuedH\x00\x12\x33\n\tscheduled\x18\x02 \x01(\x0b\x32\x1e.tandem.inference.v1.ScheduledH\x00\x12\x33\n\tprefilled\x18\x03 \x01(\x0b\x32\x1e.tandem.inference.v1.PrefilledH\x00\x12\x12\n\nblocked_by\x18\x04 \x01(\tB\x07\n\x05state\"\xc6\x01\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\x0f\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x11\n\ttop_texts\x18\x05 \x03(\t\x12\x13\n\x0btoken_bytes\x18\x06 \x01(\x0c\x12\x17\n\x0ftop_token_bytes\x18\x07 \x03(\x0c\x12\x1a\n\x12requested_logprobs\x18\x08 \x03(\x02\x12\x0c\n\x04rank\x18\t \x01(\r\"q\n\x0ePromptLogprobs\x12\x16\n\x0e\x66irst_position\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\x0f\x12\x34\n\x08logprobs\x18\x03 \x03(\x0b\x32\".tandem.inference.v1.TokenLogprobs\"\x8a\x01\n\x05\x44\x65lta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x1a\n\x12\x66irst_token_offset\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\x0f\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x34\n\x08logprobs\x18\x05 \x03(\x0b\x32\".tandem.inference.v1.TokenLogprobs\"\x80\x01\n\x08\x46inished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12.\n\x06reason\x18\x02 \x01(\x0e\x32\x1e.tandem.common.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x12\x12\n\x08token_id\x18\x04 \x01(\x0fH\x00\x42\t\n\x07matched\"L\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"_\n\x07Timings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x1d\n\x15time_to_first_token_s\x18\x02 \x01(\x01\x12\x0f\n\x07total_s\x18\x03 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x04 \x01(\r\"`\n\x04\x44one\x12)\n\x05usage\x18\x01 \x01(\x0b\x32\x1a.tandem.inference.v1.Usage\x12-\n\x07timings\x18\x02 \x01(\x0b\x32\x1c.tandem.inference.v1.TimingsBt\n\x16io.tandem.inference.v1P\x01ZBgithub.com/tandem-serve/tandem/clients/go/inference/v1;inferencev1\xaa\x02\x13Tandem.Inference.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,15 +45,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROGRESS']._serialized_start=575
   _globals['_PROGRESS']._serialized_end=767
   _globals['_TOKENLOGPROBS']._serialized_start=770
-  _globals['_TOKENLOGPROBS']._serialized_end=954
-  _globals['_DELTA']._serialized_start=957
-  _globals['_DELTA']._serialized_end=1095
-  _globals['_FINISHED']._serialized_start=1098
-  _globals['_FINISHED']._serialized_end=1226
-  _globals['_USAGE']._serialized_start=1228
-  _globals['_USAGE']._serialized_end=1304
-  _globals['_TIMINGS']._serialized_start=1306
-  _globals['_TIMINGS']._serialized_end=1401
-  _globals['_DONE']._serialized_start=1403
-  _globals['_DONE']._serialized_end=1499
+  _globals['_TOKENLOGPROBS']._serialized_end=968
+  _globals['_PROMPTLOGPROBS']._serialized_start=970
+  _globals['_PROMPTLOGPROBS']._serialized_end=1083
+  _globals['_DELTA']._serialized_start=1086
+  _globals['_DELTA']._serialized_end=1224
+  _globals['_FINISHED']._serialized_start=1227
+  _globals['_FINISHED']._serialized_end=1355
+  _globals['_USAGE']._serialized_start=1357
+  _globals['_USAGE']._serialized_end=1433
+  _globals['_TIMINGS']._serialized_start=1435
+  _globals['_TIMINGS']._serialized_end=1530
+  _globals['_DONE']._serialized_start=1532
+  _globals['_DONE']._serialized_end=1628
 # @@protoc_insertion_point(module_scope)

@@ -65,7 +65,7 @@ class Progress(_message.Message):
     def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., scheduled: _Optional[_Union[Scheduled, _Mapping]] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., blocked_by: _Optional[str] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
-    __slots__ = ("logprob", "top_token_ids", "top_logprobs", "text", "top_texts", "token_bytes", "top_token_bytes", "requested_logprobs")
+    __slots__ = ("logprob", "top_token_ids", "top_logprobs", "text", "top_texts", "token_bytes", "top_token_bytes", "requested_logprobs", "rank")
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class TokenLogprobs(_message.Message):
     TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOP_TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     REQUESTED_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     logprob: float
     top_token_ids: _containers.RepeatedScalarFieldContainer[int]
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
@@ -82,7 +83,18 @@ class TokenLogprobs(_message.Message):
     token_bytes: bytes
     top_token_bytes: _containers.RepeatedScalarFieldContainer[bytes]
     requested_logprobs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., text: _Optional[str] = ..., top_texts: _Optional[_Iterable[str]] = ..., token_bytes: _Optional[bytes] = ..., top_token_bytes: _Optional[_Iterable[bytes]] = ..., requested_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+    rank: int
+    def __init__(self, logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., text: _Optional[str] = ..., top_texts: _Optional[_Iterable[str]] = ..., token_bytes: _Optional[bytes] = ..., top_token_bytes: _Optional[_Iterable[bytes]] = ..., requested_logprobs: _Optional[_Iterable[float]] = ..., rank: _Optional[int] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("first_position", "token_ids", "logprobs")
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    first_position: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
+    def __init__(self, first_position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Delta(_message.Message):
     __slots__ = ("choice", "first_token_offset", "token_ids", "text", "logprobs")
