@@ -76,7 +76,7 @@ class Item:
             self.is_ended = True
             return [self._failed(self.failure)]
         output = self.output
-        if output is None or self._is_early(output):
+        if output is None or (self._due_s and self._is_early(output)):
             return []
         messages = [] if output.is_started else output.start()
         if not output.is_started:
@@ -98,7 +98,7 @@ class Item:
     def _is_early(self, output: RequestOutput) -> bool:
         """Return True if the client wants no event yet; the bell then rings in time."""
         loop = asyncio.get_running_loop()
-        if not self._due_s or output.inbox.is_over or loop.time() >= self._due_s:
+        if output.inbox.is_over or loop.time() >= self._due_s:
             return False
         loop.call_at(self._due_s, self.bell.ring)
         return True

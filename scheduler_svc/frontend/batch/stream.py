@@ -210,7 +210,8 @@ class BatchStream:
             number = line.popleft().item
             item = self._items.get(number) or self._refused.get(number)
             if item is not None:
-                encoded.extend((event, item) for event in self._events_of(item))
+                for event in self._events_of(item):
+                    encoded.append((event, item))  # a generator costs more than its one event
 
     def _events_of(self, item: Item) -> list[bytes]:
         try:

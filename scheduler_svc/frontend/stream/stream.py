@@ -61,6 +61,7 @@ class RequestOutput:
         """
         self._started = started
         self._teller = PromptTeller(scored_prompt or (), text_of)
+        self._interval_s = started.response.min_delta_interval_s
         self._end_at_stop_string = end_at_stop_string
         self._blocked_by = blocked_by
         self._choices = [
@@ -104,7 +105,7 @@ class RequestOutput:
             for one in news.choices
             for message in choices[one.choice].messages(one, self._end_at_stop_string)
         ]
-        self.pause_s = self._started.response.min_delta_interval_s if deltas else 0.0
+        self.pause_s = self._interval_s if deltas else 0.0
         deltas = [*self._teller.messages(news, self._started.prompt_tokens), *deltas]
         # Progress that arrived together with a token happened before the token.
         if news.progress is not None or (news.is_silent and not deltas):
@@ -154,8 +155,10 @@ class _Choice:
     __slots__ = (
         "_is_end_asked",
         "_is_over_before",
-        "_response",
+        "_num_requested",
         "_text_of",
+        "_with_ids",
+        "_with_text",
         "end",
         "number",
         "output",
@@ -169,7 +172,10 @@ class _Choice:
         text_of: Callable[[int], str],
         response: request_pb2.ResponseOptions,
     ) -> None:
-        self._response = response
+        # Read once: a field of a message costs more than the whole rest of a delta's part here.
+        self._with_text = not response.omit_text
+        self._with_ids = not response.omit_token_ids
+        self._num_requested = len(response.logprob_token_ids)
         self._is_end_asked = False
         self._text_of = text_of
         self._is_over_before = start.is_over
@@ -211,9 +217,9 @@ class _Choice:
             self.number,
             chunk,
             self._text_of,
-            with_text=not self._response.omit_text,
-            with_ids=not self._response.omit_token_ids,
-            num_requested=len(self._response.logprob_token_ids),
+            with_text=self._with_text,
+            with_ids=self._with_ids,
+            num_requested=self._num_requested,
         )
 
 

@@ -26,7 +26,13 @@ from tandem_bench.stream.service import StreamService
 from tests.bench.machine import machine
 
 WAYS = {"streams": [], "batch": ["batch"]}
-FIGURES = ("tokens_per_s", "cpu_us_per_token", "frontend_us_per_token", "messages_per_s")
+FIGURES = (
+    "tokens_per_s",
+    "cpu_us_per_token",
+    "frontend_us_per_token",
+    "messages_per_s",
+    "deltas_per_s",
+)
 LIMIT_S = 120.0
 SETTLE_S = 0.5
 
@@ -68,6 +74,7 @@ def measure(
         "cpu_us_per_token": (core_us + frontend_us) / tokens,
         "frontend_us_per_token": frontend_us / tokens,
         "messages_per_s": (after.messages - before.messages) / (after.time_s - before.time_s),
+        "deltas_per_s": (after.deltas - before.deltas) / (after.time_s - before.time_s),
     }
 
 
