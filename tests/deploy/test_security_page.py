@@ -12,7 +12,7 @@ from tandem.bearer_token import token_hash
 from tandem.settings.options import flag_of, keys_of
 
 PAGE = Path(__file__).parents[2] / "deploy/security.md"
-OF_COMMANDS = {"--tenant", "--role", "--highest-priority"} | {
+OF_COMMANDS = {"--tenant", "--role", "--highest-priority", "--expires"} | {
     *("--openai", "--gateway-arg", "--scheduler-ca")
 }
 """Flags of `tandem token`, `tandem up` and its gateway, which the page names too."""

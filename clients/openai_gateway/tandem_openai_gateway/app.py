@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Literal
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -22,6 +20,7 @@ from tandem_openai_gateway.answering import Answering, Endpoint, metadata_of
 from tandem_openai_gateway.answers.chat import ChatFormat
 from tandem_openai_gateway.answers.completion import CompletionFormat
 from tandem_openai_gateway.answers.openapi import openapi_page
+from tandem_openai_gateway.answers.pages import HealthBody, ModelBody, ModelList
 from tandem_openai_gateway.answers.responses import ResponsesFormat
 from tandem_openai_gateway.api.chat import read_chat
 from tandem_openai_gateway.api.completion import read_completion
@@ -53,31 +52,6 @@ LEFT = 499
 """Status of a request whose client left before it was accepted, as nginx has it."""
 CORS_MAX_AGE_S = 3600
 EXPOSED_HEADERS = ("x-request-id", "retry-after", "retry-after-ms")
-
-
-class ModelBody(msgspec.Struct, kw_only=True):
-    """A model, as /v1/models describes it; `root` is its revision."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "tandem"
-    root: str
-    max_model_len: int
-
-
-class ModelList(msgspec.Struct, kw_only=True):
-    """All models."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelBody]
-
-
-class HealthBody(msgspec.Struct, kw_only=True):
-    """Readiness of each scheduler, by its address."""
-
-    status: Literal["ok", "unavailable"]
-    schedulers: dict[str, bool]
 
 
 class Gateway:

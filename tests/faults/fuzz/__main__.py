@@ -17,9 +17,12 @@ from pathlib import Path
 from tests.faults.fuzz.calls import Outcome, run_cases
 from tests.faults.fuzz.cases import KINDS
 from tests.faults.fuzz.http_bodies import run_bodies
+from tests.faults.fuzz.openapi import run_page
 from tests.faults.fuzz.services import Services
 
 HTTP = "http"
+OPENAPI = "openapi"
+ALL_KINDS = (*KINDS, HTTP, OPENAPI)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.fuzz", description=__doc__)
     parser.add_argument("--cases", type=int, default=250_000, help="cases of each kind")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kind", action="append", choices=[*KINDS, HTTP], help="default: all")
+    parser.add_argument("--kind", action="append", choices=ALL_KINDS, help="default: all")
     options = parser.parse_args(argv)
     is_good = True
     sys.stdout.write(
@@ -37,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         services = Services(Path(folder))
         try:
-            for kind in options.kind or [*KINDS, HTTP]:
+            for kind in options.kind or ALL_KINDS:
                 before, begin_s = services.memory_mib(), time.monotonic()
                 outcome = asyncio.run(run_kind(services, kind, options.cases, options.seed))
                 seconds = time.monotonic() - begin_s
@@ -55,6 +58,9 @@ async def run_kind(services: Services, kind: str, count: int, seed: int) -> Outc
     """Send the cases of one kind."""
     if kind == HTTP:
         return await run_bodies(services.addresses[HTTP], count=count, seed=seed)
+    if kind == OPENAPI:
+        address = services.addresses[HTTP]
+        return await asyncio.to_thread(run_page, address, count=count, seed=seed)
     return await run_cases(services.addresses, KINDS[kind], count=count, seed=seed)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.fuzz.__main__ import HTTP, run_kind
+from tests.faults.fuzz.__main__ import HTTP, OPENAPI, run_kind
 from tests.faults.fuzz.cases import KINDS
 from tests.faults.fuzz.services import Services
 
 CASES = 2_500
+PAGE_CASES = 150
+"""Cases of the page of the API: 10 of each operation that are valid, and as many that are not."""
 
 
 @pytest.fixture(scope="module")
@@ -29,4 +31,17 @@ async def test_random_input_gets_a_typed_answer(services, kind):
     assert [] == outcome.bad
     assert sum(outcome.ends.values()) == CASES
     assert outcome.decoded >= CASES / 2
+    assert services.are_alive()
+
+
+@pytest.mark.slow
+async def test_openapi_page_is_true(services):
+    """
+    Each answer to a case drawn from /openapi.json has a status, a type and a body that the page
+    lists, and is never 500; a body that the page does not allow is refused.
+    """
+    outcome = await run_kind(services, OPENAPI, PAGE_CASES, seed=1)
+    assert [] == outcome.bad
+    assert outcome.ends["200"]
+    assert outcome.ends["400"]
     assert services.are_alive()

@@ -9,6 +9,7 @@ import msgspec
 
 from tandem_openai_gateway.answers.chat import ChatCompletion
 from tandem_openai_gateway.answers.completion import CompletionBody
+from tandem_openai_gateway.answers.pages import HealthBody, ModelBody, ModelList
 from tandem_openai_gateway.answers.responses import ResponseBody
 from tandem_openai_gateway.api.chat import ChatFields
 from tandem_openai_gateway.api.completion import CompletionFields
@@ -29,8 +30,13 @@ POSTED: tuple[tuple[str, type[msgspec.Struct], type[msgspec.Struct]], ...] = (
     ("/detokenize", DetokenizeFields, DetokenizeBody),
 )
 """Path, body of the request and body of the answer of each endpoint; those of /v1 may stream."""
-READING = ("/v1/models", "/health")
-STATUSES = ("400", "401", "403", "404", "409", "413", "429", "500", "503")
+READ: tuple[tuple[str, type[msgspec.Struct]], ...] = (
+    ("/v1/models", ModelList),
+    ("/v1/models/{name}", ModelBody),
+    ("/health", HealthBody),
+)
+"""Path and body of the answer of each page that is JSON."""
+STATUSES = ("400", "401", "403", "404", "405", "409", "413", "429", "499", "500", "503", "504")
 """Statuses of failures."""
 _REFERENCE = "#/components/schemas/{name}"
 
@@ -38,9 +44,24 @@ _REFERENCE = "#/components/schemas/{name}"
 @functools.cache
 def openapi_page() -> bytes:
     """Return the description as JSON."""
-    kinds = [ErrorAnswer, *(kind for _, fields, body in POSTED for kind in (fields, body))]
+    kinds = [
+        ErrorAnswer,
+        *(kind for _, fields, body in POSTED for kind in (fields, body)),
+        *(body for _, body in READ),
+    ]
     _, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
-    paths: dict[str, Any] = {
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "Tandem, OpenAI's API", "version": "1"},
+            "paths": {**_posting(), **_reading()},
+            "components": {"schemas": components},
+        }
+    )
+
+
+def _posting() -> dict[str, Any]:
+    return {
         path: {
             "post": {
                 "requestBody": {"required": True, "content": _json(fields.__name__)},
@@ -52,27 +73,33 @@ def openapi_page() -> bytes:
         }
         for path, fields, body in POSTED
     }
-    for path in READING:
-        answer = {"description": "As described in the README."}
+
+
+def _reading() -> dict[str, Any]:
+    paths: dict[str, Any] = {
+        path: {"get": {"responses": {"200": _answer(body.__name__), **_failures()}}}
+        for path, body in READ
+    }
+    paths["/v1/models/{name}"]["parameters"] = [
+        {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    ]
+    # A gateway without a scheduler says so in the form of one that has some.
+    paths["/health"]["get"]["responses"]["503"] = _answer(HealthBody.__name__)
+    for path, media_type in (("/metrics", "text/plain"), ("/openapi.json", "application/json")):
+        text = {"type": "string" if media_type == "text/plain" else "object"}
+        answer = {"description": path, "content": {media_type: {"schema": text}}}
         paths[path] = {"get": {"responses": {"200": answer, **_failures()}}}
-    return msgspec.json.encode(
-        {
-            "openapi": "3.1.0",
-            "info": {"title": "Tandem, OpenAI's API", "version": "1"},
-            "paths": paths,
-            "components": {"schemas": components},
-        }
-    )
+    return paths
 
 
 def _failures() -> dict[str, Any]:
-    return dict.fromkeys(STATUSES, _answer(ErrorAnswer.__name__, streamed=False))
+    return dict.fromkeys(STATUSES, _answer(ErrorAnswer.__name__))
 
 
-def _answer(name: str, *, streamed: bool) -> dict[str, Any]:
+def _answer(name: str, *, streamed: bool = False) -> dict[str, Any]:
     content = _json(name)
     if streamed:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}  # this version of OpenAPI has no schema of events
     return {"description": name, "content": content}
 
 
