@@ -53,6 +53,38 @@ def command():
 run_printing("starting", command)
 """
 
+SWALLOWED = """
+import os, signal, sys, time
+from tandem.process.printing_commands import run_printing
+
+def command():
+    try:
+        os.kill(os.getpid(), int(sys.argv[1]))
+    except:
+        pass
+    try:
+        time.sleep(60)
+    finally:
+        time.sleep(1)  # longer than a lost end takes to begin again
+        print("closed", flush=True)
+    print("went on")
+
+run_printing("swallowed", command)
+"""
+
+CAUGHT = """
+import signal, time
+from tandem.process.printing_commands import run_printing
+
+handler = signal.getsignal(signal.SIGINT)
+try:
+    run_printing("caught", lambda: signal.raise_signal(signal.SIGINT))
+except SystemExit:
+    signal.signal(signal.SIGINT, handler)
+time.sleep(1)  # several times what a lost end takes to begin again
+print("went on")
+"""
+
 LINK = [sys.executable, "-m", "tandem_client", "bench", "link"]
 
 
@@ -126,6 +158,30 @@ class TestEndings:
             [sys.executable, "-c", TWO_AT_ONCE], capture_output=True, text=True, check=False
         )
         assert (130, "") == (ran.returncode, ran.stderr)
+
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_end_that_a_library_swallowed_begins_again(self, number, code):
+        """
+        A signal whose exception is caught by code that catches everything ends the process all the
+        same, once: what the end closes is closed without another interruption.
+        """
+        ran = subprocess.run(
+            [sys.executable, "-c", SWALLOWED, str(int(number))],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (code, "closed\n", "") == (ran.returncode, ran.stdout, ran.stderr)
+
+    def test_end_that_a_caller_caught_does_not_begin_again(self):
+        """
+        A caller that catches the end of a command, and puts its own handlers back, is not
+        interrupted later: not by what looks after ends that were lost.
+        """
+        ran = subprocess.run(
+            [sys.executable, "-c", CAUGHT], capture_output=True, text=True, check=False
+        )
+        assert (0, "went on\n", "") == (ran.returncode, ran.stdout, ran.stderr)
 
     def test_process_that_is_being_started_is_not_left_behind(self):
         """

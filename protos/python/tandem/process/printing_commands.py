@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
@@ -14,6 +16,9 @@ from typing import TypeVar
 from tandem.process.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
+
+_SWALLOWED_AFTER_S = 0.1
+"""Seconds between two looks at whether the end that a signal began is still on its way."""
 
 Started = TypeVar("Started", subprocess.Popen[str], subprocess.Popen[bytes])
 
@@ -39,6 +44,9 @@ def run_printing(name: str, command: Callable[[], int]) -> int:
         code = command()
         sys.stdout.flush()
         _pass_signals_over()  # the work is done; Python would report a signal during its exit
+    except EndedBySignal:
+        _pass_signals_over()
+        raise
     except BrokenPipeError:
         _forget_output()
         return EXIT_FAILED
@@ -56,11 +64,35 @@ def end_by_signals() -> None:
 
     Only the first signal counts: a terminal signals the whole group and a parent may pass the
     signal on, and the second must not interrupt what the first began. Both handlers stay for good.
+
+    A signal interrupts any code, and some libraries catch every exception and go on; NumPy does
+    while it imports its generators. An end that was lost like this begins again.
     """
+    ending: weakref.ref[EndedBySignal] | None = None
 
     def end(number: int, _frame: FrameType | None) -> None:
-        _pass_signals_over()
-        raise EndedBySignal(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TERMINATED)
+        nonlocal ending
+        if ending is None:
+            threading.Thread(target=begin_again, args=(number,), daemon=True).start()
+        elif ending() is not None:
+            return
+        raised = EndedBySignal(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TERMINATED)
+        ending = weakref.ref(raised)
+        try:
+            raise raised
+        finally:
+            del raised  # its traceback has this frame, which would keep it alive
+
+    def begin_again(number: int) -> None:
+        # An exception that passes frames, or waits for their `finally`, is alive. Who catches it on
+        # purpose replaces the handler before the exception is gone, so the handler is read last.
+        while threading.main_thread().is_alive():
+            lost = ending is not None and ending() is None
+            if signal.getsignal(number) is not end:
+                return
+            if lost:
+                os.kill(os.getpid(), number)
+            time.sleep(_SWALLOWED_AFTER_S)
 
     for number in _ENDING:
         signal.signal(number, end)
