@@ -22,10 +22,10 @@ class Holding:
     files: int
     children: int
 
-    def exceeds(self, before: Holding) -> bool:
+    def exceeds(self, before: Holding, more_threads: int) -> bool:
         """Return if this is more than before, by more than pools vary."""
         return (
-            self.threads > before.threads + MORE_THREADS
+            self.threads > before.threads + more_threads
             or self.files > before.files + MORE_FILES
             or self.children > before.children
         )
@@ -45,10 +45,20 @@ def holdings(processes: dict[str, psutil.Process]) -> dict[str, Holding]:
 
 
 def find_leaks(
-    before: dict[str, Holding], processes: dict[str, psutil.Process], settle_s: float = SETTLE_S
+    before: dict[str, Holding],
+    processes: dict[str, psutil.Process],
+    settle_s: float = SETTLE_S,
+    *,
+    more_threads: int = MORE_THREADS,
 ) -> list[str]:
     """
     Return a line for each process that, once settled, holds more than that of its role did before.
+
+    Args:
+        before: What they held, by role.
+        processes: The processes, by role.
+        settle_s: Longest wait for leftovers to be closed.
+        more_threads: Number of threads by which pools may grow.
     """
     end_s = time.monotonic() + settle_s
     while True:
@@ -56,7 +66,7 @@ def find_leaks(
         grown = [
             f"{role} held {before[role]}, now {after[role]}"
             for role in after
-            if role in before and after[role].exceeds(before[role])
+            if role in before and after[role].exceeds(before[role], more_threads)
         ]
         if not grown or time.monotonic() > end_s:
             return grown

@@ -10,8 +10,9 @@ from typing import Any
 
 import httpx
 
-from tests.faults.fuzz.calls import HANGS, LIMIT_S, NUM_AT_ONCE, Outcome
 from tests.faults.fuzz.cases import Case
+from tests.faults.fuzz.http_client import Client
+from tests.faults.fuzz.judge import HANGS, LIMIT_S, NUM_AT_ONCE, End, Outcome, Verdict, judge
 
 SERVER_BUG = 500
 BAD_REQUEST = 400
@@ -79,28 +80,30 @@ class Bodies:
 
 async def run_bodies(address: str, *, count: int, seed: int) -> Outcome:
     """Send random bodies to a gateway and wait for the end of each; see `run_cases`."""
-    draw, outcome, left = random.Random(seed), Outcome(), iter(range(count))
-    limits = httpx.Limits(max_connections=NUM_AT_ONCE)
-    async with httpx.AsyncClient(
-        base_url=f"http://{address}", timeout=LIMIT_S, limits=limits, trust_env=False
-    ) as client:
-        bodies = Bodies((await client.get("/openapi.json")).json())
+    draw = random.Random(seed)
+    async with httpx.AsyncClient(timeout=LIMIT_S, trust_env=False) as reader:
+        bodies = Bodies((await reader.get(f"http://{address}/openapi.json")).json())
+    idle = [Client(address) for _ in range(NUM_AT_ONCE)]
 
-        async def work() -> None:
-            for _ in left:
-                case = bodies.draw(draw)
-                try:
-                    answer = await client.post(case.method, content=case.raw)
-                except httpx.TimeoutException:
-                    outcome.note(HANGS, case, is_bad=True, is_decoded=True)
-                    continue
-                status, text = answer.status_code, answer.text
-                outcome.note(
-                    str(status),
-                    case,
-                    is_bad=status == SERVER_BUG,
-                    is_decoded=status != BAD_REQUEST or "invalid_json" not in text,
-                )
+    async def send(case: Case, limit_s: float) -> End:
+        client = idle.pop()
+        try:
+            async with asyncio.timeout(limit_s):
+                status, answer = await client.post(case.method, case.raw)
+        except TimeoutError:
+            return End(HANGS, Verdict.SUSPECT)
+        except (OSError, EOFError, ValueError) as error:  # broken: whether by this case?
+            return End(type(error).__name__, Verdict.SUSPECT)
+        finally:
+            idle.append(client)
+        return End(
+            str(status),
+            Verdict.BAD if status == SERVER_BUG else Verdict.GOOD,
+            is_decoded=status != BAD_REQUEST or b"invalid_json" not in answer,
+        )
 
-        await asyncio.gather(*(work() for _ in range(NUM_AT_ONCE)))
-    return outcome
+    try:
+        return await judge((bodies.draw(draw) for _ in range(count)), send)
+    finally:
+        for client in idle:
+            client.close()

@@ -21,8 +21,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.faults.fuzz.calls import HANGS, LIMIT_S, Outcome
 from tests.faults.fuzz.cases import Case
+from tests.faults.fuzz.judge import HANGS, LIMIT_S, PATIENT_S, End, Outcome, Verdict
 
 CHECKS = [
     status_code_conformance,
@@ -64,12 +64,22 @@ def run_page(address: str, *, count: int, seed: int) -> Outcome:
             for mode in _modes(operation)
         ]
         share = -(-count // len(strategies))
+        suspects: list[Any] = []
 
         def check(case: Any) -> None:
-            _send(case, url, session, draw, outcome)
+            if isinstance(case.body, dict) and case.meta.generation.mode.is_positive:
+                _tame(case.body, draw)
+            end = _send(case, url, session, LIMIT_S)
+            if end.verdict is Verdict.SUSPECT:
+                suspects.append(case)
+            else:
+                outcome.note(end, _sent(case))
 
         for strategy in strategies:
             _run(strategy, check, share, seed)
+        outcome.num_suspects = len(suspects)
+        for case in suspects:
+            outcome.note(_send(case, url, session, PATIENT_S), _sent(case))
     return outcome
 
 
@@ -92,24 +102,25 @@ def _run(strategy: Any, check: Callable[[Any], None], count: int, seed: int) -> 
     once(start_from(seed)(given(strategy)(check)))()
 
 
-def _send(
-    case: Any, url: str, session: requests.Session, draw: random.Random, outcome: Outcome
-) -> None:
-    if isinstance(case.body, dict) and case.meta.generation.mode.is_positive:
-        _tame(case.body, draw)
-    sent = Case("http", f"{case.method} {case.path}", repr(case.body).encode(), is_stream=False)
+def _send(case: Any, url: str, session: requests.Session, limit_s: float) -> End:
+    """Send a case and check its answer; one that does not come in time is a suspect."""
     try:
-        answer = case.call(base_url=url, session=session, timeout=LIMIT_S)
-    except requests.Timeout:
-        outcome.note(HANGS, sent, is_bad=True, is_decoded=True)
-        return
+        answer = case.call(base_url=url, session=session, timeout=limit_s)
+    except requests.RequestException as error:
+        is_late = isinstance(error, requests.Timeout)
+        return End(HANGS if is_late else type(error).__name__, Verdict.SUSPECT)
     end, is_bad = str(answer.status_code), answer.status_code == SERVER_BUG
     try:
         case.validate_response(answer, checks=CHECKS)
     except FailureGroup as failures:
         titles = ", ".join(type(one).__name__ for one in failures.exceptions)
         end, is_bad = f"{end} {titles}", True
-    outcome.note(end, sent, is_bad=is_bad, is_decoded="invalid_json" not in answer.text)
+    verdict = Verdict.BAD if is_bad else Verdict.GOOD
+    return End(end, verdict, is_decoded="invalid_json" not in answer.text)
+
+
+def _sent(case: Any) -> Case:
+    return Case("http", f"{case.method} {case.path}", repr(case.body).encode(), is_stream=False)
 
 
 def _tame(body: dict[str, Any], draw: random.Random) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.fuzz.__main__ import HTTP, OPENAPI, run_kind
+from tests.faults.fuzz.__main__ import HTTP, OPENAPI, TCP, find_problems, run_kind
 from tests.faults.fuzz.cases import KINDS
 from tests.faults.fuzz.services import Services
 
 CASES = 2_500
+"""Cases of each kind: with those of the page of the API more than 10,000 in all."""
 PAGE_CASES = 150
 """Cases of the page of the API: 10 of each operation that are valid, and as many that are not."""
 
@@ -21,17 +22,15 @@ def services(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [*KINDS, HTTP])
+@pytest.mark.parametrize("kind", [*KINDS, HTTP, TCP])
 async def test_random_input_gets_a_typed_answer(services, kind):
     """
-    No case fails INTERNAL or UNKNOWN or hangs, at least half of them get past decoding, and the
-    service serves afterwards.
+    No case fails INTERNAL or UNKNOWN or hangs, at least half of them get past decoding, no log says
+    an error, and the service serves afterwards.
     """
     outcome = await run_kind(services, kind, CASES, seed=1)
-    assert [] == outcome.bad
+    assert [] == find_problems(services, outcome)
     assert sum(outcome.ends.values()) == CASES
-    assert outcome.decoded >= CASES / 2
-    assert services.are_alive()
 
 
 @pytest.mark.slow
@@ -41,7 +40,6 @@ async def test_openapi_page_is_true(services):
     lists, and is never 500; a body that the page does not allow is refused.
     """
     outcome = await run_kind(services, OPENAPI, PAGE_CASES, seed=1)
-    assert [] == outcome.bad
+    assert [] == find_problems(services, outcome)
     assert outcome.ends["200"]
     assert outcome.ends["400"]
-    assert services.are_alive()

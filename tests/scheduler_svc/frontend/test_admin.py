@@ -9,6 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
+from scheduler_svc.frontend import core_client
 from scheduler_svc.frontend.operators.metrics import HISTOGRAMS
 from scheduler_svc.ipc.messages import Availability
 from scheduler_svc.ipc.snapshot import (
@@ -149,6 +150,26 @@ class TestHealth:
         while (await within(ready.read())).status != SERVING:  # ready once the tokenizer is loaded
             pass
         ready.cancel()
+
+    async def test_late_core_shows_in_progress_alone(self, tmp_path, model_dir, monkeypatch):
+        """
+        A core that says nothing for a while makes no progress, long before it counts as dead; once
+        it answers again it does.
+        """
+        monkeypatch.setattr(core_client, "LATE_AFTER_S", 1.5)
+        monkeypatch.setattr(core_client, "PING_INTERVAL_S", 0.05)
+        async with running_frontend(tmp_path, core_timeout_s=600.0) as frontend:
+            await serve(frontend, model(model_dir))
+            stub = health_pb2_grpc.HealthStub(frontend.channel)
+            answer = frontend.core.answers["stats"]
+            watch = stub.Watch(health_pb2.HealthCheckRequest(service="tandem.progress"))
+            for answering, status in ((lambda _: None, NOT_SERVING), (answer, SERVING)):
+                frontend.core.answers["stats"] = answering
+                while (await within(watch.read())).status != status:
+                    pass
+                assert SERVING == await check(stub, "")
+            watch.cancel()
+            assert SERVING == await check(stub, "tandem.ready")
 
     async def test_silent_core_fails_liveness(self, tmp_path, model_dir):
         """
