@@ -13,6 +13,16 @@ from tandem.engine_config import EngineConfig
 
 _LOGITS_COPIES = 4
 """Number of float32 copies of the logits that sampling holds at once."""
+_SCORED_LOGITS, _SCORED_LOGITS_ON_GPU = 1 << 22, 1 << 23
+"""
+Most logits that exist at a time for the log probabilities of prompts: enough positions that a
+matrix product reads the output projection for many of them, and little memory beside the KV.
+"""
+
+
+def scored_positions(vocab_size: int, *, on_gpu: bool) -> int:
+    """Return the most positions of prompts whose logits exist at a time."""
+    return max(1, (_SCORED_LOGITS_ON_GPU if on_gpu else _SCORED_LOGITS) // vocab_size)
 
 
 def estimate_activations(
@@ -38,6 +48,8 @@ def estimate_activations(
     logits = rows * config.vocab_size
     computing = (hidden + max(attention, mlp)) * bytes_per_number
     sampling = hidden * bytes_per_number + logits * (bytes_per_number + 4 * _LOGITS_COPIES)
+    scored = min(tokens, scored_positions(config.vocab_size, on_gpu=on_gpu)) * config.vocab_size
+    scoring = hidden * bytes_per_number + scored * (bytes_per_number + 4 * _LOGITS_COPIES)
     histories = num_slots * (limits.max_model_len + 1) * 4
     rotations = limits.max_model_len * config.head_dim * 4
     static = scratch = 0
@@ -50,7 +62,7 @@ def estimate_activations(
             bytes_per_number=bytes_per_number,
         )
         scratch = decode_scratch_bytes(config, rows, dtype)
-    return max(computing + scratch, sampling) + histories + rotations + static
+    return max(computing + scratch, sampling, scoring) + histories + rotations + static
 
 
 def prompt_lengths(limits: EngineConfig) -> list[int]:

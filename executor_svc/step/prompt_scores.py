@@ -17,6 +17,7 @@ from torch import Tensor
 
 from executor_svc.device.queue import DeviceQueue
 from executor_svc.device.upload import upload
+from executor_svc.memory.activations import scored_positions
 from executor_svc.slots.sampling import SlotSampling
 from executor_svc.slots.tokens import SlotTokens
 from executor_svc.step.batch_inputs import token_rows
@@ -24,13 +25,6 @@ from executor_svc.step.outcome import logprob_columns
 from kernels.sampling import Logprobs, ranks, token_logprobs
 from tandem.link.batch import Batch, Int32Column, UInt32Column
 from tandem.link.logprobs import PromptLogprobColumns
-
-SCORED_LOGITS = {"cpu": 1 << 22}
-SCORED_LOGITS_OF_DEVICE = 1 << 23
-"""
-Most logits that exist at a time for prompt tokens: enough positions that a matrix product reads the
-output projection for many of them, and little memory beside the KV.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +160,7 @@ def score(
     width = int(scored.num_top.max())
     rows = upload(scored.hidden_row, device)
     actual = tokens.gather(scored.slot, scored.position.astype(np.int64)).long()
-    most = SCORED_LOGITS.get(device.type, SCORED_LOGITS_OF_DEVICE)
-    per_part = max(1, most // vocab_size)
+    per_part = scored_positions(vocab_size, on_gpu=device.type == "cuda")
     parts = []
     for first in range(0, len(rows), per_part):
         token = actual[first : first + per_part]

@@ -132,6 +132,11 @@ class SchedulingSettings(OptionGroup):
         description="largest share of max_total_tokens that goes to prompts while others decode, "
         "over 0 to 1",
     )
+    materialize_only_last_token_logits: bool = Field(
+        False,
+        description="compute no logits but those that tokens are sampled from, and refuse requests "
+        "for log probabilities of their prompts",
+    )
     window: int = Field(
         2,
         ge=1,
@@ -189,6 +194,7 @@ class SchedulingSettings(OptionGroup):
             chunked_prefill_size=_or_off("chunked_prefill_size", self.chunked_prefill_size),
             long_prefill_threshold=_or_off("long_prefill_threshold", self.long_prefill_threshold),
             max_prefill_share=self.max_prefill_share,
+            materialize_only_last_token_logits=self.materialize_only_last_token_logits,
             window=self.window,
             run_ahead=self.run_ahead,
             track_request_events=self.track_request_events,

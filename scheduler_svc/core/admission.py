@@ -13,7 +13,7 @@ from scheduler_svc.core.deadlines import check_in_time
 from scheduler_svc.core.queue.tenants import limits_of
 from scheduler_svc.core.request.geometry import Limits
 from scheduler_svc.core.request.new_request import NewRequest
-from scheduler_svc.core.request.options import OnPressure, Overlength
+from scheduler_svc.core.request.options import CoreOptions, OnPressure, Overlength
 from scheduler_svc.core.request.prior_outputs import check_prior_lengths, check_prior_outputs
 from scheduler_svc.core.request.request import Request
 from scheduler_svc.core.request.truncation import num_to_drop
@@ -29,6 +29,7 @@ from scheduler_svc.core.tenant_admission import (
 from tandem.errors import (
     DuplicateRequestId,
     EmptyPrompt,
+    FeatureUnsupported,
     InvalidParameter,
     MemoryPressure,
     NeverFits,
@@ -38,6 +39,12 @@ from tandem.errors import (
 )
 from tandem.wording import counted
 
+NO_PROMPT_LOGPROBS = (
+    "Prompt log probs cannot be calculated if only last token logits are materialized. Set "
+    "materialize_only_last_token_logits to False in DynamicInferenceContext or "
+    "skip_prompt_log_probs to True in SamplingParams."
+)
+"""The text is Megatron Core's, whose users know it."""
 MIN_PRIORITY, MAX_PRIORITY = -(1 << 31), (1 << 31) - 1
 
 
@@ -62,8 +69,8 @@ def check(replica: Replica, new: NewRequest) -> list[Request]:
     truncated to what fits under overlength=truncate.
 
     Raises:
-        DuplicateRequestId, EmptyPrompt, InvalidParameter, PromptTooLong, TotalTooLong, NeverFits,
-        QueueFull or MemoryPressure, in this order.
+        DuplicateRequestId, EmptyPrompt, InvalidParameter, FeatureUnsupported, PromptTooLong,
+        TotalTooLong, NeverFits, QueueFull or MemoryPressure, in this order.
     """
     cell = replica.cell
     if cell.requests.has(new.tenant, new.request_id):
@@ -73,6 +80,7 @@ def check(replica: Replica, new: NewRequest) -> list[Request]:
         )
         raise DuplicateRequestId(message, field="request_id")
     _check_parameters(new)
+    _check_features(cell.options, new)
     limits, whole_len = replica.limits, len(new.prompt)
     # Where not even two tokens fit, truncation does not help.
     if cell.options.overlength is Overlength.TRUNCATE and _longest(limits) > 1:
@@ -155,6 +163,11 @@ def _check_parameters(new: NewRequest) -> None:
         message = f"priority is {new.priority}: it must be from {MIN_PRIORITY} to {MAX_PRIORITY}"
         raise InvalidParameter(message, field="priority")
     check_prior_outputs(new)
+
+
+def _check_features(options: CoreOptions, new: NewRequest) -> None:
+    if options.materialize_only_last_token_logits and new.sampling.prompt_logprobs is not None:
+        raise FeatureUnsupported(NO_PROMPT_LOGPROBS, field="response.prompt_logprobs")
 
 
 def _check_scoring(new: NewRequest) -> None:

@@ -6,6 +6,7 @@ import msgspec
 
 from scheduler_svc.config.frontend_security import FrontendSecurity
 from scheduler_svc.process.tick_watch import LIVE_WITHIN_S
+from tandem.engine_config import EngineConfig
 
 
 class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,6 +27,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         log_format: "json" or "console".
         max_message_bytes: Largest request message accepted.
         max_streams_per_connection: Most calls at a time on one connection; clients hold back more.
+        max_num_seqs: Most requests in the core, of which each tenant has a share.
         max_connection_age_s: Age, in seconds, at which a connection takes no more calls; None for
             no limit.
         max_connection_age_grace_s: Seconds that its calls may go on then.
@@ -37,6 +39,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         query_timeout_s: Seconds in which the core must answer a query, beyond a grace asked for.
         num_tokenizer_threads: Threads for long prompts and chat templates.
         max_waiting_prompts: Most prompts that may wait for one of these threads.
+        scores_prompts: The core accepts requests for log probabilities of their prompts.
         security: Encryption and identity of all ports but the local socket.
         executor_ca: File of the CAs of executors' certificates, for profiles; None for plain text.
         executor_cert: File of the certificate to show to executors.
@@ -55,6 +58,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     log_format: str = "console"
     max_message_bytes: int = 4 * 1024 * 1024
     max_streams_per_connection: int = 1024
+    max_num_seqs: int = EngineConfig().max_num_seqs
     max_connection_age_s: float | None = None
     max_connection_age_grace_s: float = 600.0
     drain_grace_s: float = 30.0
@@ -65,6 +69,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     query_timeout_s: float = 10.0
     num_tokenizer_threads: int = 2
     max_waiting_prompts: int = 256
+    scores_prompts: bool = True
     security: FrontendSecurity = FrontendSecurity()
     executor_ca: str | None = None
     executor_cert: str | None = None

@@ -133,6 +133,11 @@ class CompletedRequest:
         return self.choices[0].output_text
 
     @property
+    def prompt_logprobs(self) -> list[TokenLogprob]:
+        """Log probabilities of the prompt's tokens, told with the first choice."""
+        return self.choices[0].prompt_logprobs
+
+    @property
     def output_tokens(self) -> list[int]:
         """Output tokens of the first choice."""
         return self.choices[0].output_tokens

@@ -132,6 +132,9 @@ class CoreOptions:
             step, at most half of it, and leave the rest to shorter ones that need it; None for off.
         max_prefill_share: Largest share of max_total_tokens that goes to prompts while others
             decode, over 0 to 1; at least one token.
+        materialize_only_last_token_logits: Compute no logits but those that tokens are sampled
+            from: requests for log probabilities of their prompts are refused. Else theirs are
+            computed, for those prompts alone.
         window: Most steps sent before the result of the first is back, 1 to 16; see `lookahead`.
         run_ahead: The same while no request waits, memory lasts and steps are short, 1 to 16; it
             has no effect where it is not over `window`.
@@ -161,6 +164,7 @@ class CoreOptions:
     chunked_prefill_size: int | None = None
     long_prefill_threshold: int | None = None
     max_prefill_share: float = 1.0
+    materialize_only_last_token_logits: bool = False
     window: int = 2
     run_ahead: int = 4
     track_request_events: bool = False

@@ -63,6 +63,10 @@ class Seen:
     """Requests that the server got, and its settings, for assertions."""
 
     generate: list[inference.GenerateRequest] = field(default_factory=list)
+    num_batches: int = 0
+    """Calls of GenerateBatch."""
+    knows_batches: bool = True
+    """False for a server without GenerateBatch."""
     complete: list[inference.CompleteRequest] = field(default_factory=list)
     metadata: list[dict[str, str]] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)

@@ -100,6 +100,17 @@ def calls_of(channel):
     }
 
 
+def take_over(running, connect):
+    """Return a call that takes the session over, through a channel of its own."""
+
+    def call():
+        with connect(running.server.address) as channel:
+            request = open_request("stranger", take_over=True, lease_ms=60_000)
+            return ExecutorServiceStub(channel).OpenSession(request, timeout=DEADLINE_S)
+
+    return call
+
+
 def health_of(channel):
     request = health_pb2.HealthCheckRequest(service="")
     return health_pb2_grpc.HealthStub(channel).Check(request, timeout=DEADLINE_S).status
@@ -164,7 +175,10 @@ class TestToken:
         with pytest.raises(InvalidConfig, match=str(path)):
             LinkToken(path)
 
-    def test_stranger_cannot_take_the_session_over(self, start, token_file):
+    @pytest.mark.parametrize(
+        "stranger", [with_token("y" * 64), plain], ids=["wrong-token", "no-token"]
+    )
+    def test_stranger_cannot_take_the_session_over(self, start, token_file, stranger):
         """A take-over without the token is refused, and the holder's stream goes on."""
         running = start(
             "--link-token-file",
@@ -175,12 +189,7 @@ class TestToken:
         stream = client.attach()
         assert client.step(stream) is not None
 
-        with with_token("y" * 64)(running.server.address) as channel:
-            take_over = open_request("stranger", take_over=True, lease_ms=60_000)
-            stub = ExecutorServiceStub(channel)
-            error = refusal(lambda: stub.OpenSession(take_over, timeout=DEADLINE_S))
-
-        assert isinstance(error, Unauthenticated)
+        assert isinstance(refusal(take_over(running, stranger)), Unauthenticated)
         assert isinstance(refusal(lambda: running.open_session("other")), SessionHeld)
         assert client.step(stream) is not None
 
@@ -243,6 +252,29 @@ class TestTls:
         )
         client = StepClient(running)
         assert client.step(client.attach()) is not None
+
+    def test_stranger_without_a_certificate_cannot_take_the_session_over(
+        self, start, ca, token_file
+    ):
+        """With the token alone a take-over ends UNAVAILABLE, and the holder's stream goes on."""
+        pair, token = ca.issue("executor"), Bearer(token_file.read_text().strip())
+        mutual, alone = over_tls(ca, ca.issue("scheduler")), over_tls(ca)
+        running = start(
+            f"--tls-cert={pair.certificate}",
+            f"--tls-key={pair.key}",
+            f"--tls-client-ca={ca.file}",
+            f"--link-token-file={token_file}",
+            connect=lambda address: grpc.intercept_channel(mutual(address), token),
+        )
+        client = StepClient(running, "owner")
+        stream = client.attach()
+        assert client.step(stream) is not None
+
+        with pytest.raises(grpc.RpcError) as refused:
+            take_over(running, lambda address: grpc.intercept_channel(alone(address), token))()
+        assert grpc.StatusCode.UNAVAILABLE == refused.value.code()
+        assert isinstance(refusal(lambda: running.open_session("other")), SessionHeld)
+        assert client.step(stream) is not None
 
 
 class TestWarning:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,11 @@ from hypothesis import strategies as st
 from executor_svc.config.settings import load_settings
 from executor_svc.device.memory_probe import Reading
 from executor_svc.engine import load_engine
-from executor_svc.memory.activations import estimate_activations, prompt_lengths
+from executor_svc.memory.activations import (
+    estimate_activations,
+    prompt_lengths,
+    scored_positions,
+)
 from executor_svc.memory.decode_bytes import decode_scratch_bytes, static_step_bytes
 from executor_svc.memory.kv_memory import KvMemory
 from executor_svc.model.decoder import Decoder
@@ -118,6 +123,7 @@ class TestHeaviestSteps:
         More tokens, rows, slots or bytes per number never need less.
         """
         config = load_model(zoo("llama_mha"), dtype="float32", device="cpu").config
+        config = replace(config, vocab_size=100_000)
 
         def estimate(
             num_slots: int = 8,
@@ -134,6 +140,21 @@ class TestHeaviestSteps:
         assert estimate() < estimate(num_slots=9)
         assert estimate(dtype=torch.float16) < estimate(dtype=torch.float32)
         assert estimate() < estimate(on_gpu=True) < estimate(on_gpu=True, max_batch_size=512)
+
+    def test_estimate_has_room_for_scores_of_prompts(self, zoo: Zoo):
+        """
+        Where few rows sample, the logits that score a prompt, a bounded number, are the most of it.
+        """
+        config = load_model(zoo("llama_mha"), dtype="float32", device="cpu").config
+        config = replace(config, vocab_size=100_000)
+        few = EngineConfig(max_batch_size=1, max_total_tokens=256)
+        estimate = estimate_activations(config, few, num_slots=2, dtype=torch.float32)
+        positions = scored_positions(config.vocab_size, on_gpu=False)
+        assert 1 < positions < 256
+        assert positions * config.vocab_size * 4 < estimate
+        whole = EngineConfig(max_batch_size=1, max_total_tokens=512)
+        more = estimate_activations(config, whole, num_slots=2, dtype=torch.float32)
+        assert more - estimate < config.vocab_size * 4
 
     @pytest.mark.parametrize("family", ["llama_gqa_llama3_rope", "qwen2_window"])
     def test_static_buffers_are_counted_to_the_byte(self, zoo: Zoo, family: str):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from executor_svc.step import prompt_scores
+from executor_svc.memory import activations
 from tandem.link.logprobs import LogprobColumns, PromptLogprobColumns, TokenLogprob
 from tandem.link.results import RowErrorKind, StepResult
 from tandem.sampling_params import SamplingParams
@@ -132,7 +132,7 @@ class TestBits:
         With batch_invariant every bit is the same however many positions have logits at a time.
         """
         whole = scored(Bench.build(zoo(FAMILY), batch_invariant=True), PROMPT, [40], 4)
-        monkeypatch.setitem(prompt_scores.SCORED_LOGITS, "cpu", num_logits)
+        monkeypatch.setattr(activations, "_SCORED_LOGITS", num_logits)
         assert whole == scored(Bench.build(zoo(FAMILY), batch_invariant=True), PROMPT, [40], 4)
 
     def test_neighbours_do_not_change_them(self, zoo: Zoo):
@@ -156,7 +156,7 @@ class TestCost:
         """
         However long the prompt, the output projection is applied to few positions at a time.
         """
-        monkeypatch.setitem(prompt_scores.SCORED_LOGITS, "cpu", 8 * VOCAB_SIZE)
+        monkeypatch.setattr(activations, "_SCORED_LOGITS", 8 * VOCAB_SIZE)
         bench = Bench.build(zoo(FAMILY))
         sizes: list[int] = []
         project = bench.runner._decoder.project

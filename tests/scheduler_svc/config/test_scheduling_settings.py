@@ -43,6 +43,7 @@ SET = {
     "chunked_prefill_size": ("2048", "chunked_prefill_size", 2048),
     "long_prefill_threshold": ("512", "long_prefill_threshold", 512),
     "max_prefill_share": ("0.5", "max_prefill_share", 0.5),
+    "materialize_only_last_token_logits": ("true", "materialize_only_last_token_logits", True),
     "window": ("3", "window", 3),
     "run_ahead": ("8", "run_ahead", 8),
     "track_request_events": ("true", "track_request_events", True),

@@ -54,6 +54,8 @@ COMMANDS = {
         "generation.batch", "Complete the prompts of a file, several at a time, into another file."
     ),
     "chat": Entry("generation.chat", "Talk with the model; it remembers the conversation."),
+    "tokenize": Entry("generation.tokens", "Print the token ids of a prompt."),
+    "detokenize": Entry("generation.tokens", "Print the text of token ids."),
     "top": Entry("top.command", "Watch what a running server does."),
     "models": Entry("operation.models", "List the models that a running server serves."),
     "show": Entry("operation.models", "Show a served model with its limits."),

@@ -9,7 +9,7 @@ import pytest
 
 from scheduler_svc.core.request.options import CoreOptions, PreemptionMode
 from scheduler_svc.core.request.request import FinishReason
-from tandem.errors import InvalidParameter, SessionLost, TotalTooLong
+from tandem.errors import FeatureUnsupported, InvalidParameter, SessionLost, TotalTooLong
 from tandem.link.commands import KvMode
 from tests.scheduler_svc.core.harness import GREEDY, Rig, geometry_of, small_config
 
@@ -214,6 +214,24 @@ class TestRefusals:
         with pytest.raises(InvalidParameter) as error:
             submit(rig, num_top, max_tokens=max_tokens, num_choices=num_choices)
         assert "stopping.max_tokens" == error.value.field
+
+    def test_logits_of_last_tokens_only_are_none_of_prompts(self):
+        """
+        Where only the logits of last tokens are materialized, a request for scores of its prompt is
+        refused in Megatron Core's words, and one for those of its outputs is served.
+        """
+        rig = Rig(options=CoreOptions(materialize_only_last_token_logits=True))
+        with pytest.raises(FeatureUnsupported) as error:
+            submit(rig, 0, max_tokens=3)
+        assert "response.prompt_logprobs" == error.value.field
+        assert (
+            "Prompt log probs cannot be calculated if only last token logits are materialized. Set "
+            "materialize_only_last_token_logits to False in DynamicInferenceContext or "
+            "skip_prompt_log_probs to True in SamplingParams."
+        ) == error.value.message
+        handle = submit(rig, None, sampling=replace(GREEDY, logprobs=1), max_tokens=3)
+        rig.run()
+        assert rig.expected(handle) == rig.outputs[handle]
 
     @pytest.mark.parametrize("change", ["gap", "past the prompt", "first token", "out of order"])
     def test_scores_of_other_positions_end_the_session(self, change):

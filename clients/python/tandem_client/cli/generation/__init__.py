@@ -1,1 +1,1 @@
-"""`tandem generate` and `tandem chat`: text from a model in the terminal."""
+"""Text from a model in the terminal, and the ids that stand for it."""

@@ -17,7 +17,13 @@ from tandem_client.cli.generation.inputs import (
     messages_of,
     prompt_of,
 )
-from tandem_client.cli.generation.output import collect, event_json, json_of, write_stream
+from tandem_client.cli.generation.output import (
+    collect,
+    event_json,
+    json_of,
+    with_prompt_shown,
+    write_stream,
+)
 from tandem_client.cli.local_server.own_server import server_at
 from tandem_client.cli.shared import options
 from tandem_client.cli.shared.access import takes_access, used_with
@@ -109,7 +115,7 @@ def generate(
             write(text or "")
         write_stream(
             stream,
-            events,
+            with_prompt_shown(events),
             several=(arguments.get("n") or 1) > 1,
             with_logprobs="logprobs" in arguments,
             as_ids=token_ids is not None and not _has_text(client, where, deadline_s),
@@ -126,6 +132,9 @@ def _set_prompt(
     is_echo: bool,
 ) -> str | None:
     """Set what the request generates from, or return its text if it is a plain prompt."""
+    if is_echo and "prompt_logprobs" in arguments:
+        line = "--prompt-logprobs prints the prompt by itself: leave out --echo"
+        raise fail(line, ExitCode.USAGE)
     if token_ids is not None and (prompt or is_chat or is_echo or messages):
         line = "--token-ids stands instead of a prompt, --messages, --chat and --echo"
         raise fail(line, ExitCode.USAGE)

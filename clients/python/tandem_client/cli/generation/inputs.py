@@ -22,12 +22,13 @@ LogitBias = Annotated[
 ]
 
 
-def prompt_of(arguments: Sequence[str]) -> str:
-    """Return the prompt, joined with the text of stdin if that is asked for."""
+def prompt_of(arguments: Sequence[str], *, command: str = "generate") -> str:
+    """Return the prompt of a command, joined with the text of stdin if that is asked for."""
     if len(arguments) > 2 or (len(arguments) == 2 and arguments[1] != "-"):
-        raise fail('give one prompt, in quotation marks: tandem generate "..."', ExitCode.USAGE)
+        line = f'give one prompt, in quotation marks: tandem {command} "..."'
+        raise fail(line, ExitCode.USAGE)
     if not arguments and sys.stdin.isatty():
-        raise fail('give a prompt: tandem generate "..."', ExitCode.USAGE)
+        raise fail(f'give a prompt: tandem {command} "..."', ExitCode.USAGE)
     if not arguments:
         return sys.stdin.read()
     return "\n\n".join(sys.stdin.read() if one == "-" else one for one in arguments)

@@ -10,10 +10,13 @@ from typing import Any
 
 from tandem_client.cli.shared.screen import write
 from tandem_client.cli.shared.waiting import say
-from tandem_client.events import Completion, Delta, Event, TokenLogprobs
+from tandem_client.events import Completion, Delta, Event, PromptLogprobs, TokenLogprobs
 from tandem_client.streams.stream import GenerationStream, text_of
 
 LOGPROBS_HEADER = "   token   logprob   share  text          likeliest: token text logprob"
+PROMPT_LOGPROBS_HEADER = (
+    "  prompt   logprob   share   rank  text          likeliest: token text logprob"
+)
 
 
 def write_stream(
@@ -46,8 +49,27 @@ def write_stream(
     else:
         for piece in text_of(with_ids(events) if as_ids else events):
             write(piece)
-        write("\n")
+        if stream.started is None or stream.started.params.max_tokens > 0:
+            write("\n")
     say(summary(stream))
+
+
+def with_prompt_shown(events: Iterable[Event]) -> Iterator[Event]:
+    """
+    Yield the events, and print the tokens of the prompt with their log probabilities as they come,
+    each once; an empty line parts them from the output.
+    """
+    num_shown, is_parted = 0, False
+    for event in events:
+        if isinstance(event, PromptLogprobs):
+            lines = prompt_logprob_lines(event)[max(0, num_shown - event.first_position) :]
+            header = [] if num_shown else [PROMPT_LOGPROBS_HEADER]
+            write("".join(f"{line}\n" for line in header + lines))
+            num_shown += len(lines)
+        elif num_shown and isinstance(event, Delta) and not is_parted:
+            write("\n")
+            is_parted = True
+        yield event
 
 
 def collect(stream: GenerationStream, events: Iterable[Event]) -> Completion:
@@ -95,6 +117,20 @@ def logprob_lines(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -
         + "  ".join(_alternatives(one))
         for token_id, one in zip(token_ids, logprobs, strict=False)
     ]
+
+
+def prompt_logprob_lines(prompt: PromptLogprobs) -> list[str]:
+    """Return a line per token of the prompt, as `logprob_lines`, with the token's rank."""
+    lines = []
+    for token_id, text, one in zip(prompt.token_ids, prompt.texts, prompt.logprobs, strict=True):
+        figures = (
+            f"{'-':>9} {'-':>7} {'-':>6}"  # nothing predicts the first token
+            if one is None
+            else f"{one.logprob:9.4f} {math.exp(one.logprob):7.2%} {one.rank:>6}"
+        )
+        likeliest = "  ".join(() if one is None else _alternatives(one))
+        lines.append(f"{token_id:>8} {figures}  {_quoted(text):<13} {likeliest}".rstrip())
+    return lines
 
 
 def _alternatives(one: TokenLogprobs) -> list[str]:

@@ -86,6 +86,14 @@ REQUEST_OPTIONS: Mapping[str, Any] = {
             "0 to 20.",
         ),
     ],
+    "prompt_logprobs": Annotated[
+        int | None,
+        typer.Option(
+            "--prompt-logprobs",
+            help="Print the log probability and the rank of each token of the prompt, and this "
+            "many likeliest alternatives, 0 to 20; with --max-tokens 0 nothing else.",
+        ),
+    ],
     "stop": Annotated[
         list[str] | None,
         typer.Option("--stop", help="Stop string: the output ends before it; may be repeated."),

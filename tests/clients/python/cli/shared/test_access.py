@@ -26,6 +26,8 @@ CALLING = (
     "abort",
     "models",
     "show",
+    "tokenize",
+    "detokenize",
 )
 
 
