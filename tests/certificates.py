@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import trustme
+
+from tandem.network.address import host_and_port
 
 HOSTS = ("127.0.0.1", "localhost")
 
@@ -44,3 +48,21 @@ class Authority:
     def issue_expired(self, name: str) -> Pair:
         """Write a pair that was valid until yesterday."""
         return self.issue(name, not_after=datetime.now(UTC) - timedelta(days=1))
+
+
+def shown_certificate(address: str, context: ssl.SSLContext) -> bytes:
+    """Return the certificate, in DER, that a server shows to a new connection."""
+    host, port = host_and_port(address)
+    with (
+        socket.create_connection((host, port)) as plain,
+        context.wrap_socket(plain, server_hostname=host) as encrypted,
+    ):
+        found = encrypted.getpeercert(binary_form=True)
+        assert found is not None
+        return found
+
+
+def first_certificate(file: Path) -> bytes:
+    """Return the first certificate of a file, in DER."""
+    end = "-----END CERTIFICATE-----"
+    return ssl.PEM_cert_to_DER_cert(file.read_text().split(end)[0] + end)

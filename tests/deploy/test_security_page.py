@@ -13,7 +13,7 @@ from tandem.settings.options import flag_of, keys_of
 
 PAGE = Path(__file__).parents[2] / "deploy/security.md"
 OF_COMMANDS = {"--tenant", "--role", "--highest-priority", "--expires"} | {
-    *("--openai", "--gateway-arg", "--scheduler-ca")
+    *("--openai", "--gateway-arg", "--scheduler-ca", "--scheduler-cert", "--scheduler-key")
 }
 """Flags of `tandem token`, `tandem up` and its gateway, which the page names too."""
 

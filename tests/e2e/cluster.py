@@ -144,6 +144,7 @@ class Cluster:
     Attributes:
         address: The public address.
         admin_address: The operators' address.
+        executor_address: Address of the step link.
         gate: Gate that holds every executor's steps when it is closed; open at first.
     """
 
@@ -152,7 +153,7 @@ class Cluster:
         self._folder = folder
         self._limits = limits
         self._scheduler_options = scheduler
-        self._executor_address = f"127.0.0.1:{free_port()}"
+        self.executor_address = f"127.0.0.1:{free_port()}"
         self._num_started = 0
         self._gate_file = folder / "step-gate"
         self.gate = StepGate(self._gate_file)
@@ -165,14 +166,14 @@ class Cluster:
         Start a scheduler on the cluster's public port; the ports for operators and metrics are new.
         """
         ports = [f"--{name}=127.0.0.1:0" for name in ("admin-listen", "metrics-listen")]
-        addresses = [f"--listen={self.address}", f"--executor={self._executor_address}", *ports]
+        addresses = [f"--listen={self.address}", f"--executor={self.executor_address}", *ports]
         arguments = [*addresses, *PATIENCE, *self._scheduler_options, *options]
         self.scheduler = Process("scheduler_svc", arguments, self._folder, self._name("scheduler"))
         self.admin_address: str = self.scheduler.addresses()["admin_address"]
 
     def start_executor(self, *, ready: bool = True) -> None:
         """Start an executor on the cluster's port; with `ready`, wait until requests are served."""
-        arguments = [f"--model={self._model}", f"--listen={self._executor_address}"]
+        arguments = [f"--model={self._model}", f"--listen={self.executor_address}"]
         options = ["--dtype=float32", f"--num-threads={NUM_THREADS}", *self._limits]
         self.executor = Process(
             "tests.e2e.gated_executor",
@@ -184,6 +185,17 @@ class Cluster:
         self.executor.addresses()
         if ready:
             wait_until(self.is_ready, "tandem.ready")
+
+    def start_fixed_step_executor(self, step_ms: float) -> None:
+        """
+        Start an executor without a model on the cluster's port, whose every step takes this long
+        whatever its rows, and wait until requests are served.
+        """
+        arguments = [f"--listen={self.executor_address}", f"--step-ms={step_ms}"]
+        name = self._name("executor")
+        self.executor = Process("tandem_bench.fixed_step", arguments, self._folder, name)
+        self.executor.addresses()
+        wait_until(self.is_ready, "tandem.ready")
 
     def is_ready(self) -> bool:
         """Return if the public port says that requests are served."""

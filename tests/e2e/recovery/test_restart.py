@@ -17,7 +17,7 @@ import pytest
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tandem.status import from_rpc_error
-from tandem_client import Client, Delta, FinishReason, RetryPolicy, is_serving
+from tandem_client import Client, Delta, FinishReason, PromptLogprobs, RetryPolicy, is_serving
 from tests.e2e.cluster import Cluster, paused
 from tests.e2e.recovery.failover import NO_LEASE_MS
 from tests.ports import free_port
@@ -41,6 +41,8 @@ class Read:
     stream: object = None
     ids: dict[int, list[int]] = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)
+    scored: list[int] = field(default_factory=list)
+    """Ids of the prompt whose log probabilities were told."""
     breaks: list[str] = field(default_factory=list)
 
     def outcome(self) -> dict[int, tuple[tuple[int, ...], str, FinishReason]]:
@@ -56,6 +58,8 @@ def read(address: str, options: dict, into: Read, *, retry: RetryPolicy | None =
     with Client(address, retry=policy) as client:
         into.stream = client.generate(**options)
         for event in into.stream:
+            if isinstance(event, PromptLogprobs):
+                into.scored += event.token_ids
             if isinstance(event, Delta):
                 ids = into.ids.setdefault(event.choice, [])
                 assert len(ids) == event.first_token_offset
@@ -76,7 +80,7 @@ def has_begun(read: Read, options: dict) -> bool:
 
 def requests_of_all_kinds(address: str) -> list[dict]:
     """
-    Return 16 requests: greedy, sampled with the server's seed, with penalties, from some ids alone,
+    Return 16 requests: greedy with scores of the prompt, greedy, sampled with the server's seed, with penalties, from some ids alone,
     with two choices, with stop strings that are cut off and one that stays.
     """
     prompts = [f"request {number} asks for" for number in range(16)]
@@ -87,6 +91,8 @@ def requests_of_all_kinds(address: str) -> list[dict]:
     requests += [{"prompt": prompt, **greedy, **penalties} for prompt in prompts[2:4]]
     requests += [{"prompt": prompt, **drawn} for prompt in prompts[4:6]]
     requests += [{"prompt": prompt, **drawn, **penalties} for prompt in prompts[6:7]]
+    for one in requests[:2]:
+        one["prompt_logprobs"] = 1
     requests.append({"prompt": prompts[7], "allowed_token_ids": list(range(40, 90)), **drawn})
     requests += [{"prompt": prompt, "n": 2, **drawn} for prompt in prompts[8:12]]
     with Client(address) as client:
@@ -133,6 +139,7 @@ def survive(cluster: Cluster, strike: Callable[[list[Read]], object]) -> list[Re
     for whole, broken in zip(wholes, reads, strict=True):
         assert not whole.breaks
         assert whole.outcome() == broken.outcome()
+        assert whole.scored == broken.scored
         assert whole.stream.done.usage.output_tokens == broken.stream.done.usage.output_tokens
         assert whole.stream.done.usage.prompt_tokens == broken.stream.done.usage.prompt_tokens
     return reads

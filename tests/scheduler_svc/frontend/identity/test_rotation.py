@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from scheduler_svc.frontend.identity.credential_store import LOOK_INTERVAL_S
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.inference.v1 import model_pb2
 from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
-from tandem.network.address import host_and_port
+from tests.certificates import first_certificate, shown_certificate
 from tests.scheduler_svc.frontend.calls import error_of, kinds, rest_of
 from tests.scheduler_svc.frontend.fake_core import ended, within
 from tests.scheduler_svc.frontend.identity.credentials import (
@@ -33,7 +32,7 @@ from tests.scheduler_svc.frontend.identity.secured import (
 )
 
 PAST = "2020-01-02T03:04:05Z"
-NUM_STREAMS = 16
+NUM_STREAMS = 64
 NUM_ROTATIONS = 3
 
 
@@ -43,26 +42,13 @@ async def secured(tmp_path: Path, model_dir: Path) -> AsyncIterator[Secured]:
         yield running
 
 
-def shown(secured: Secured) -> bytes:
-    """Return the certificate, in DER, that the public port shows to a new connection."""
+def shown(secured: Secured, port: str = "public") -> bytes:
+    """Return the certificate, in DER, that a port shows to a new connection."""
     client = secured.client()
     context = ssl.create_default_context(cafile=secured.servers_ca.file)
     context.load_cert_chain(client.certificate, client.key)
     context.set_alpn_protocols(["h2"])
-    host, port = host_and_port(secured.address("public"))
-    with (
-        socket.create_connection((host, port)) as plain,
-        context.wrap_socket(plain, server_hostname=host) as encrypted,
-    ):
-        found = encrypted.getpeercert(binary_form=True)
-        assert found is not None
-        return found
-
-
-def first_of(certificate: Path) -> bytes:
-    """Return the first certificate of a file, in DER."""
-    end = "-----END CERTIFICATE-----"
-    return ssl.PEM_cert_to_DER_cert(certificate.read_text().split(end)[0] + end)
+    return shown_certificate(secured.address(port), context)
 
 
 async def opened(secured: Secured, stub: InferenceServiceStub, token: str):
@@ -76,8 +62,8 @@ async def opened(secured: Secured, stub: InferenceServiceStub, token: str):
 class TestCertificates:
     async def test_streams_go_on_and_new_connections_see_the_new_one(self, secured):
         """
-        Of 16 streams none fails while the server's certificate is replaced three times, and each
-        new connection sees the one that was newest when it began.
+        Of 64 streams none fails while the server's certificate is replaced three times, and each
+        new connection sees the one that was newest when it began, on the admin port too.
         """
         core = secured.frontend.core
         credentials = channel_credentials(secured.servers_ca, secured.client())
@@ -88,7 +74,8 @@ class TestCertificates:
             for at in range(NUM_ROTATIONS):
                 pair = secured.servers_ca.issue("server")
                 seen.append(await asyncio.to_thread(shown, secured))
-                assert first_of(pair.certificate) == seen[-1]
+                assert first_certificate(pair.certificate) == seen[-1]
+                assert seen[-1] == await asyncio.to_thread(shown, secured, "admin")
                 for _, stream_id in streams:
                     await core.tokens(stream_id, at, [40 + at])
             for _, stream_id in streams:

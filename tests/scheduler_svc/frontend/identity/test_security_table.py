@@ -205,6 +205,35 @@ class TestCallers:
         )
         assert expected == found
 
+    async def test_resume_of_another_tenants_stream_is_a_request_of_the_own(
+        self, secured, channels
+    ):
+        """
+        Output of another tenant's stream is resumed neither in its name, which is denied, nor as
+        its stream: in the own name it is a request of the caller's tenant, with its attempt key.
+        """
+        request = pb.GenerateRequest(
+            text="hello",
+            sampling={"seed": 7},
+            attempt_key="key-of-acme",
+            resume={"choices": [{"token_ids": [40]}]},
+        )
+        in_its_name = pb.GenerateRequest(tenant="acme")
+        in_its_name.MergeFrom(request)
+        denied = await outcome(
+            channels["public"],
+            f"/{INFERENCE}/Generate",
+            OTHER,
+            in_its_name.SerializeToString(),
+            streams=True,
+        )
+        assert "PERMISSION_DENIED" == denied
+        stub = InferenceServiceStub(channels["public"])
+        call = stub.Generate(request, metadata=bearer(OTHER))
+        submit = await within(secured.frontend.core.submits.get())
+        assert ("globex", "key-of-acme") == (submit.tenant, submit.attempt_key)
+        call.cancel()
+
     @pytest.mark.parametrize("request_bytes", [NOT_A_MESSAGE, bytes(10_000_000)], ids=len)
     async def test_request_without_a_token_is_refused_unread(self, channels, request_bytes):
         """
