@@ -15,10 +15,12 @@ from tandem_openai_gateway.answers.format import AnswerFormat, Head, comment
 from tandem_openai_gateway.answers.output import ChoiceOutput, Output, WholeOutput
 from tandem_openai_gateway.api.common import Asked
 from tandem_openai_gateway.client_left import ClientLeft, until_left
+from tandem_openai_gateway.delta_interval import DeltaIntervals
 from tandem_openai_gateway.envelope import JsonResponse
 from tandem_openai_gateway.errors import ApiError, api_error
 from tandem_openai_gateway.metrics import Metrics
-from tandem_openai_gateway.scheduler_calls.schedulers import Metadata, Schedulers
+from tandem_openai_gateway.scheduler_calls.batch_call import Metadata
+from tandem_openai_gateway.scheduler_calls.schedulers import Schedulers
 from tandem_openai_gateway.served_model import ServedModel
 from tandem_openai_gateway.upstream import (
     Delta,
@@ -59,9 +61,16 @@ class Answering:
     """Generation for all endpoints; it owns nothing but the way of a request."""
 
     def __init__(
-        self, schedulers: Schedulers, model: ServedModel, metrics: Metrics, max_body_bytes: int
+        self,
+        schedulers: Schedulers,
+        model: ServedModel,
+        metrics: Metrics,
+        *,
+        intervals: DeltaIntervals,
+        max_body_bytes: int,
     ) -> None:
         self._schedulers = schedulers
+        self._intervals = intervals
         self._model = model
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
@@ -81,7 +90,7 @@ class Answering:
         try:
             started = await until_left(request.receive, output.accepted())
         except BaseException:
-            await output.close()
+            output.close()
             raise
         self._model.note(started)
         head = Head(
@@ -100,7 +109,12 @@ class Answering:
             generate_request(prompt, asked.options, one)
             for prompt, one in zip(asked.prompts, ids, strict=True)
         ]
-        return Output([self._schedulers.generate(one, metadata) for one in requests])
+        interval_s = self._intervals.begin(len(requests))
+        if interval_s:
+            for one in requests:
+                one.response.min_delta_interval_s = interval_s
+        streams = [self._schedulers.generate(one, metadata) for one in requests]
+        return Output(streams, on_close=lambda: self._intervals.end(len(requests)))
 
 
 async def read_limited(request: Request, max_bytes: int) -> bytes:
@@ -137,7 +151,7 @@ class Answer:
         except ClientLeft:
             _log.debug("client_left", id=scope["tandem.request_id"])
         finally:
-            await self._output.close()
+            self._output.close()
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         num_choices = self._asked.num_choices

@@ -26,7 +26,8 @@ from tandem_openai_gateway.api.chat import read_chat
 from tandem_openai_gateway.api.completion import read_completion
 from tandem_openai_gateway.api.responses import read_responses
 from tandem_openai_gateway.client_left import ClientLeft
-from tandem_openai_gateway.encryption import channel_options
+from tandem_openai_gateway.delta_interval import DeltaIntervals
+from tandem_openai_gateway.encryption import newest_options
 from tandem_openai_gateway.envelope import (
     Envelope,
     JsonResponse,
@@ -62,7 +63,7 @@ class Gateway:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._options = channel_options(settings)
+        self._options = newest_options(settings)
         self._created_s = int(time.time())
         self._schedulers: Schedulers | None = None
         self._model: ServedModel | None = None
@@ -74,11 +75,18 @@ class Gateway:
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         """Hold the connections while the server runs."""
         self._schedulers = Schedulers(
-            self._settings.schedulers, self._options, on_resume=self.metrics.resumes.inc
+            self._settings.schedulers,
+            self._options,
+            joins_output=self._settings.min_delta_interval_s != 0,
+            on_resume=self.metrics.resumes.inc,
         )
         self._model = ServedModel(self._schedulers)
         self._answering = Answering(
-            self._schedulers, self._model, self.metrics, self._settings.max_body_bytes
+            self._schedulers,
+            self._model,
+            self.metrics,
+            intervals=DeltaIntervals(self._settings.min_delta_interval_s),
+            max_body_bytes=self._settings.max_body_bytes,
         )
         self._tokenizing = Tokenizing(self._schedulers, self._model, self._settings.max_body_bytes)
         try:

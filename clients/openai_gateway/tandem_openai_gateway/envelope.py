@@ -23,6 +23,8 @@ ID_HEADER = b"x-request-id"
 _OF_A_CLIENT = re.compile(r"[\x21-\x7e]{1,64}")
 _OTHER = "other"
 """Path of requests for what is not there, in metrics: clients make up paths without end."""
+_CLOSED = "the handler is closed"
+"""End of uvloop's message for a write to a connection that is closed already."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 _encode = msgspec.json.Encoder().encode
@@ -71,7 +73,13 @@ class Envelope:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (ID_HEADER, request_id.encode())]
-            await send(message)
+            try:
+                await send(message)
+            except RuntimeError as error:
+                # The client has reset the connection and uvicorn is about to learn of it. From then
+                # on it drops what is sent, and `receive` says that the client is gone.
+                if _CLOSED not in str(error):
+                    raise
 
         self._metrics.running.inc()
         try:

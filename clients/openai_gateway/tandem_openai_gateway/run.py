@@ -19,6 +19,7 @@ from tandem.network.listen_address import ListenAddress, reaches_beyond_this_mac
 from tandem.process.exit_codes import EXIT_DONE
 from tandem.process.telemetry import configure_logging
 from tandem_openai_gateway.app import make_app
+from tandem_openai_gateway.encryption import https_context
 from tandem_openai_gateway.settings import Settings, read_settings
 
 BACKLOG = 2048
@@ -61,9 +62,10 @@ def run(arguments: Sequence[str]) -> int:
     """
     settings = read_settings(arguments)
     configure_logging(settings.log_level, settings.log_format)
+    app, tls = make_app(settings), https_context(settings)
     listener, address = listen(settings.listen)
     config = uvicorn.Config(
-        make_app(settings),
+        app,
         log_config=None,
         log_level="warning",
         access_log=False,
@@ -71,11 +73,11 @@ def run(arguments: Sequence[str]) -> int:
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(settings.drain_grace_s)),
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
         server_header=False,
         ws="none",
     )
+    config.load()
+    config.ssl = tls  # uvicorn's own context would read the files once
     # uvicorn raises the signal again when it has stopped, so that handlers from before it end the
     # process as they like: this one lets it end well.
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tandem_openai_gateway.errors import ApiError
-from tandem_openai_gateway.scheduler_calls.schedulers import Metadata, Schedulers
+from tandem_openai_gateway.scheduler_calls.batch_call import Metadata
+from tandem_openai_gateway.scheduler_calls.schedulers import Schedulers
 from tandem_openai_gateway.upstream import Model, Started
 
 

@@ -10,6 +10,11 @@ from pathlib import Path
 from tandem.errors import InvalidConfig
 from tandem.network.address import check_server_address
 from tandem_client.channel import DEFAULT_ADDRESS
+from tandem_openai_gateway.delta_interval import (
+    LOADED_INTERVAL_S,
+    LONGEST_S,
+    NUM_PROMPT,
+)
 
 DEFAULT_LISTEN = "127.0.0.1:8000"
 MAX_BODY_MIB = 32
@@ -42,6 +47,8 @@ class Settings:
         scheduler_key: PEM file of its key.
         cors_origins: Origins whose pages may call the gateway; "*" = all.
         max_body_bytes: Size of the largest request body.
+        min_delta_interval_s: Least seconds between two chunks of a stream; None = by the number of
+            streams that run.
         drain_grace_s: Seconds that running requests may go on after a stop signal.
         ready_file: File that gets address and pid as JSON once the port listens.
         log_level: Least severe event to log, to stderr.
@@ -57,6 +64,7 @@ class Settings:
     scheduler_key: Path | None = None
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = MAX_BODY_MIB << 20
+    min_delta_interval_s: float | None = None
     drain_grace_s: float = DRAIN_GRACE_S
     ready_file: Path | None = None
     log_level: str = "info"
@@ -77,6 +85,9 @@ def read_settings(arguments: Sequence[str]) -> Settings:
         raise InvalidConfig("scheduler: give HOST:PORT, or several with commas between them")
     if given.max_body_mib <= 0 or given.drain_grace_s < 0:
         raise InvalidConfig("max_body_mib must be above 0, and drain_grace_s must not be below 0")
+    interval_s = given.min_delta_interval_s
+    if interval_s is not None and not 0 <= interval_s <= LONGEST_S:
+        raise InvalidConfig(f"min_delta_interval_s must be in [0, {LONGEST_S:g}]")
     _check_files(given)
     return Settings(
         schedulers=tuple(check_server_address(address) for address in schedulers),
@@ -88,6 +99,7 @@ def read_settings(arguments: Sequence[str]) -> Settings:
         scheduler_key=given.scheduler_key,
         cors_origins=tuple(_listed(given.cors_origins)),
         max_body_bytes=given.max_body_mib << 20,
+        min_delta_interval_s=interval_s,
         drain_grace_s=given.drain_grace_s,
         ready_file=given.ready_file,
         log_level=given.log_level,
@@ -124,18 +136,7 @@ def _parser() -> argparse.ArgumentParser:
         help="origins, with commas between them, whose web pages may call the gateway; * = all; "
         "default: none",
     )
-    parser.add_argument(
-        "--max-body-mib",
-        type=int,
-        default=MAX_BODY_MIB,
-        help="size of the largest request body in MiB; default: %(default)s",
-    )
-    parser.add_argument(
-        "--drain-grace-s",
-        type=float,
-        default=DRAIN_GRACE_S,
-        help="seconds that running requests may go on after SIGTERM; default: %(default)s",
-    )
+    _add_limits(parser)
     parser.add_argument("--ready-file", type=Path, help="file that gets address and pid as JSON")
     parser.add_argument(
         "--log-level",
@@ -150,6 +151,30 @@ def _parser() -> argparse.ArgumentParser:
         help="form of log lines; default: %(default)s",
     )
     return parser
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--max-body-mib",
+        type=int,
+        default=MAX_BODY_MIB,
+        help="size of the largest request body in MiB; default: %(default)s",
+    )
+    parser.add_argument(
+        "--min-delta-interval-s",
+        metavar="SECONDS",
+        type=float,
+        help="least seconds between two chunks of a stream, 0 to 10; output in between is joined, "
+        "the first chunk and the last one never wait. 0 = a chunk for each delta of the scheduler; "
+        f"default: by the number of streams when one begins, 0 up to {NUM_PROMPT} and "
+        f"{LOADED_INTERVAL_S:g} beyond",
+    )
+    parser.add_argument(
+        "--drain-grace-s",
+        type=float,
+        default=DRAIN_GRACE_S,
+        help="seconds that running requests may go on after SIGTERM; default: %(default)s",
+    )
 
 
 def _check_files(given: argparse.Namespace) -> None:

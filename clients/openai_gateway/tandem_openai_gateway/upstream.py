@@ -20,20 +20,23 @@ from tandem_client.events import (
     Started,
     TokenLogprobs,
     Usage,
+    delta_from_proto,
 )
+from tandem_client.many.items import ItemFailure, failure_of, has_too_many
 from tandem_client.model import Model, PromptTokens, model_from_proto, tokens_from_proto
 from tandem_client.request import build_request, detokenize_request, tokenize_request
-from tandem_client.streams.aio_stream import AsyncGenerationStream
+from tandem_client.streams.aio_stream import LoopCalls
 from tandem_client.streams.prompt import joined_prompt
 from tandem_client.streams.retry import RetryPolicy, is_transient
 
 __all__ = [
-    "AsyncGenerationStream",
     "Delta",
     "Done",
     "Event",
     "FinishReason",
     "Finished",
+    "ItemFailure",
+    "LoopCalls",
     "Model",
     "Prompt",
     "PromptLogprobs",
@@ -42,8 +45,11 @@ __all__ = [
     "Started",
     "TokenLogprobs",
     "Usage",
+    "delta_from_proto",
     "detokenize_request",
+    "failure_of",
     "generate_request",
+    "has_too_many",
     "is_transient",
     "joined_prompt",
     "model_from_proto",

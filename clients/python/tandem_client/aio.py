@@ -6,7 +6,15 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Sequence,
+)
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
@@ -31,6 +39,7 @@ from tandem_client.many import (
     check_options,
     options_of,
 )
+from tandem_client.many.shared_tasks import SharedStream
 from tandem_client.many.tasks import in_tasks
 from tandem_client.model import Model, PromptTokens, model_from_proto, tokens_from_proto
 from tandem_client.params import GenerateOptions, TokenizeOptions
@@ -154,11 +163,19 @@ class AsyncClient(AsyncConnection):
         """
         check_options(options, concurrency)
 
+        def open_stream(requests: AsyncIterator[inference.GenerateBatchRequest]) -> Any:
+            return self._call(self._stub.GenerateBatch, requests, None)
+
+        shared = SharedStream(open_stream, self._start) if self._can_share_streams else None
+        start_call = self._start if shared is None else shared.start
+
         def start(item: Item) -> AsyncGenerationStream:
             text, given = options_of(item, options)
-            return self.generate(text, deadline_s=deadline_s, **given)
+            ends_at_s = deadline_after(self._limit_s(deadline_s))
+            request = build_request(text, given)
+            return AsyncGenerationStream(start_call, request, self._retry, ends_at_s)
 
-        return in_tasks(start, prompts, concurrency)
+        return in_tasks(start, prompts, concurrency, shared)
 
     async def complete(
         self,

@@ -232,6 +232,11 @@ class BaseConnection:
         if metadata is not None:
             self._metadata = (*self._metadata, metadata)
 
+    @property
+    def _can_share_streams(self) -> bool:
+        """True if many requests may go over one stream: to one server, with the same metadata."""
+        return not takes_turns(self.address) and not self._metadata
+
     def _call(self, method: Callable[..., Call], request: object, timeout_s: float | None) -> Call:
         """Call a method with the metadata of this connection."""
         more: list[tuple[str, str]] = []

@@ -30,6 +30,7 @@ from tandem_client.many import (
     check_options,
     options_of,
 )
+from tandem_client.many.shared_threads import SharedStream
 from tandem_client.many.threads import in_threads
 from tandem_client.model import Model, PromptTokens, model_from_proto, tokens_from_proto
 from tandem_client.params import GenerateOptions, TokenizeOptions
@@ -37,7 +38,7 @@ from tandem_client.request import build_request, detokenize_request, tokenize_re
 from tandem_client.request.names import suggests_names
 from tandem_client.streams.resume import complete_request
 from tandem_client.streams.retry import RetryPolicy, UnaryRetries
-from tandem_client.streams.stream import GenerationStream, deadline_after
+from tandem_client.streams.stream import GenerationStream, StartCall, deadline_after
 from tandem_client.targets import address_of
 
 Answer = TypeVar("Answer")
@@ -184,11 +185,18 @@ class Client(Connection):
         """
         check_options(options, concurrency)
 
+        start_call: StartCall = partial(self._call, self._stub.Generate)
+        open_stream = partial(self._call, self._stub.GenerateBatch, timeout_s=None)
+        shared = SharedStream(open_stream, start_call) if self._can_share_streams else None
+        if shared is not None:
+            start_call = shared.start
+
         def start(item: Item) -> GenerationStream:
             text, given = options_of(item, options)
-            return self.generate(text, deadline_s=deadline_s, **given)
+            ends_at_s = deadline_after(self._limit_s(deadline_s))
+            return GenerationStream(start_call, build_request(text, given), self._retry, ends_at_s)
 
-        return in_threads(start, prompts, concurrency)
+        return in_threads(start, prompts, concurrency, shared)
 
     def complete(
         self,

@@ -233,13 +233,7 @@ def event_from_proto(  # noqa: PLR0911  # one return for each kind
     """Decode one stream message; return None for a kind that this version does not know."""
     match response.WhichOneof("event"):
         case "delta":
-            return Delta(
-                choice=response.delta.choice,
-                first_token_offset=response.delta.first_token_offset,
-                token_ids=tuple(response.delta.token_ids),
-                text=response.delta.text,
-                logprobs=_logprobs(response.delta),
-            )
+            return delta_from_proto(response.delta)
         case "prompt_logprobs":
             return _prompt_logprobs(response.prompt_logprobs)
         case "progress":
@@ -255,6 +249,17 @@ def event_from_proto(  # noqa: PLR0911  # one return for each kind
         case "done":
             return _done(response.done)
     return None
+
+
+def delta_from_proto(delta: stream_pb2.Delta) -> Delta:
+    """Decode new output."""
+    return Delta(
+        choice=delta.choice,
+        first_token_offset=delta.first_token_offset,
+        token_ids=tuple(delta.token_ids),
+        text=delta.text,
+        logprobs=_logprobs(delta),
+    )
 
 
 def completion_from_proto(response: inference.CompleteResponse) -> Completion:

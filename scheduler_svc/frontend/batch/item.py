@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
@@ -18,7 +19,18 @@ from tandem.status import to_status_proto
 
 _EVENT = tag(GenerateBatchResponse, "events", LENGTH_DELIMITED)
 _ITEM = tag(BatchEvent, "item", VARINT)
+TOGETHER_S = 0.01
+"""Longest time that an item waits beyond its own pause for others that are due with it."""
 _ERROR = tag(BatchEvent, "error", LENGTH_DELIMITED)
+
+
+def due_after(now_s: float, pause_s: float) -> float:
+    """
+    Return the time of an item's next event, no sooner than after a pause. It is a multiple of the
+    pause up to `TOGETHER_S`, so that items with pauses are due, and sent, together.
+    """
+    grid_s = min(pause_s, TOGETHER_S)
+    return math.ceil((now_s + pause_s) / grid_s) * grid_s
 
 
 class Item:
@@ -46,6 +58,7 @@ class Item:
         self._number_field = _ITEM + varint(number)
         self._num_tokens: int | None = None
         self._due_s = 0.0
+        self._has_alarm = False
         self.number = number
         self.bell = ItemBell(number, line, ring_stream, write)
         self.over = asyncio.Event()
@@ -89,7 +102,7 @@ class Item:
                 self._num_tokens += len(message.chunk.token_ids)
             encoded.append(self._event(encode_response(message)))
         if output.pause_s:
-            self._due_s = asyncio.get_running_loop().time() + output.pause_s
+            self._due_s = due_after(asyncio.get_running_loop().time(), output.pause_s)
         if output.failure is not None:
             encoded.append(self._failed(output.failure))
         self.is_ended = output.is_over or output.failure is not None
@@ -100,8 +113,14 @@ class Item:
         loop = asyncio.get_running_loop()
         if output.inbox.is_over or loop.time() >= self._due_s:
             return False
-        loop.call_at(self._due_s, self.bell.ring)
+        if not self._has_alarm:
+            self._has_alarm = True
+            loop.call_at(self._due_s, self._ring_when_due)
         return True
+
+    def _ring_when_due(self) -> None:
+        self._has_alarm = False
+        self.bell.ring()
 
     def _failed(self, error: TandemError) -> bytes:
         if self._num_tokens is not None:

@@ -25,6 +25,14 @@ MAX_MESSAGE_BYTES = 1 << 20
 """Most bytes of one response message."""
 ITEMS_PER_MESSAGE = 256
 """Most items of one message: other calls go on between two messages."""
+REST_PER_WORK = 3.0
+"""
+Seconds without a message per second that the last one took to encode. So one call takes at most a
+quarter of the event loop, and under load its items' output is merged instead of sent token by
+token; a message of few items takes too little time for its rest to be noticed.
+"""
+SHORTEST_REST_S, LONGEST_REST_S = 0.002, 0.1
+"""Rests that are shorter are left out, longer ones are cut."""
 
 
 class BatchStream:
@@ -179,11 +187,17 @@ class BatchStream:
         while True:
             await self._something.wait()
             self._something.clear()
-            while events := self._next_events():
+            while True:
+                began_s = self._serving.clock()
+                events = self._next_events()
+                if not events:
+                    break
+                encoding_s = self._serving.clock() - began_s
                 await self._serving.write(
                     self._write, b"".join([event for event, _ in events]), self._context
                 )
                 self._note_sent(events)
+                await self._rest(rest_after(encoding_s))
             if self._failure is not None:
                 raise self._failure
             if not (self._items or self._refused):
@@ -192,6 +206,11 @@ class BatchStream:
                 refusal = self._serving.core.refusal
                 if refusal is not None:
                     raise refusal
+
+    @staticmethod
+    async def _rest(seconds: float) -> None:
+        if seconds:
+            await asyncio.sleep(seconds)
 
     def _next_events(self) -> list[tuple[bytes, Item]]:
         """Return the events of the next message, with their items; none if nothing is new."""
@@ -234,6 +253,12 @@ class BatchStream:
                     self._leave(item)
         if not self._refused:
             self._none_refused.set()
+
+
+def rest_after(encoding_s: float) -> float:
+    """Return the seconds to wait with the next message after one that took this long to encode."""
+    rest_s = REST_PER_WORK * encoding_s
+    return min(rest_s, LONGEST_REST_S) if rest_s >= SHORTEST_REST_S else 0.0
 
 
 def _check_known(message: pb.GenerateBatchRequest | pb.BatchItem, path: str) -> None:

@@ -3,11 +3,13 @@
 
 One scheduler service and one executor serve both: by default a real executor with the bundled model,
 one thread and float32; with --step-ms one without a model, whose steps take that long. All streams
-are read at once, first directly, then through the gateway, in turn, and the first turn of each is
-not counted. Each turn's reader is a process of its own (`raw_reader`), which decodes nothing while
-time is taken. No process is bound to a core: the executor, the scheduler's processes, the gateway
-and the reader share this machine's, so that what the gateway costs is taken from the others. The
-line says the CPU µs per token of each; the scheduler's are those of its core and its frontends.
+are read at once, first directly, then through a gateway, in turn, and the first turn of each is
+not counted. Two gateways are measured: `each` sends a chunk for every delta (--min-delta-interval-s
+0), `default` joins deltas under load as it does by default. Each turn's reader is a process of its
+own (`raw_reader`), which decodes nothing while time is taken. No process is bound to a core: the
+executor, the scheduler's processes, the gateway and the reader share this machine's, so that what
+the gateway costs is taken from the others. The line says the CPU µs per token of each; the
+scheduler's are those of its core and its frontends.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,7 +32,10 @@ from typing import Any
 from tests.bench.machine import machine
 from tests.e2e.cluster import BUNDLED_MODEL, PATIENCE, ROOT, Process, environment
 
-WAYS = ("grpc", "http")
+DIRECT = "grpc"
+GATEWAYS = {"each": ["--min-delta-interval-s=0"], "default": list[str]()}
+"""Flags of the gateways."""
+READY_WITHIN_S = 120.0
 
 
 def cpu_s(process: Process) -> float:
@@ -47,6 +55,18 @@ def read(way: str, address: str, streams: int, tokens: int) -> dict[str, float]:
     return found
 
 
+def wait_until_ready(address: str) -> None:
+    """Wait until the gateway's scheduler serves requests."""
+    end_s = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < end_s:
+        try:
+            with urllib.request.urlopen(f"http://{address}/health"):
+                return
+        except urllib.error.HTTPError:
+            time.sleep(0.1)
+    raise RuntimeError("the scheduler serves no requests")
+
+
 def start_executor(start: Callable[..., Process], step_ms: float | None, streams: int) -> Process:
     """Start the bundled model, or steps that take a fixed time."""
     if step_ms is None:
@@ -57,7 +77,7 @@ def start_executor(start: Callable[..., Process], step_ms: float | None, streams
 
 
 def compare(folder: Path, step_ms: float | None, given: argparse.Namespace) -> dict[str, Any]:
-    """Start the processes, measure both ways in turn, and return the medians."""
+    """Start the processes, measure all ways in turn, and return the medians."""
     with ExitStack() as stack:
 
         def start(module: str, *arguments: str) -> Process:
@@ -74,14 +94,21 @@ def compare(folder: Path, step_ms: float | None, given: argparse.Namespace) -> d
             *PATIENCE,
         )
         address = scheduler.addresses()["address"]
-        gateway = start("tandem_openai_gateway", f"--scheduler={address}", "--listen=127.0.0.1:0")
-        addresses = dict(zip(WAYS, (address, gateway.addresses()["address"]), strict=True))
-        processes = {"executor": executor, "scheduler": scheduler, "gateway": gateway}
-        turns: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+        addresses, gateways = {DIRECT: address}, dict[str, Process]()
+        for name, flags in GATEWAYS.items():
+            gateways[name] = start(
+                "tandem_openai_gateway", f"--scheduler={address}", "--listen=127.0.0.1:0", *flags
+            )
+            addresses[name] = gateways[name].addresses()["address"]
+            wait_until_ready(addresses[name])
+        turns: dict[str, list[dict[str, float]]] = {way: [] for way in addresses}
         for _ in range(1 + given.rounds):
             for way, at in addresses.items():
+                processes = {"executor": executor, "scheduler": scheduler}
+                if way != DIRECT:
+                    processes["gateway"] = gateways[way]
                 before_s = {name: cpu_s(one) for name, one in processes.items()}
-                found = read(way, at, given.streams, given.tokens)
+                found = read("grpc" if way == DIRECT else "http", at, given.streams, given.tokens)
                 used_s = {name: cpu_s(one) - before_s[name] for name, one in processes.items()}
                 turns[way].append(figures(found, used_s, given.streams * given.tokens))
     return summary({way: found[1:] for way, found in turns.items()})
@@ -98,18 +125,22 @@ def figures(found: dict[str, float], used_s: dict[str, float], tokens: int) -> d
 
 
 def summary(turns: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Return the medians of all turns, and the ratio of the medians and of each pair of turns."""
-    medians = {
-        way: {name: statistics.median(turn[name] for turn in found) for name in found[0]}
-        for way, found in turns.items()
-    }
-    rates = {way: [turn["tokens_per_s"] for turn in found] for way, found in turns.items()}
-    ratios = sorted(round(b / a, 3) for a, b in zip(*rates.values(), strict=True))
-    ratio = medians["http"]["tokens_per_s"] / medians["grpc"]["tokens_per_s"]
-    rounded = {
-        way: {name: round(value, 1) for name, value in one.items()} for way, one in medians.items()
-    }
-    return {"ratio": round(ratio, 3), "ratios": ratios, **rounded}
+    """
+    Return the medians of all turns, and for gateways the ratio to gRPC: of the medians, and of each
+    round.
+    """
+    told: dict[str, Any] = {}
+    for way, found in turns.items():
+        medians = {name: statistics.median(turn[name] for turn in found) for name in found[0]}
+        told[way] = {name: round(value, 1) for name, value in medians.items()}
+        rates = [turn["tokens_per_s"] for turn in found]
+        if way == DIRECT:
+            direct, direct_rates = medians["tokens_per_s"], rates
+            continue
+        told[way]["ratio"] = round(medians["tokens_per_s"] / direct, 3)
+        ratios = [round(b / a, 3) for a, b in zip(direct_rates, rates, strict=True)]
+        told[way]["ratios"] = sorted(ratios)
+    return told
 
 
 def main() -> None:
@@ -117,7 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=64, help="streams at a time; default: 64")
     parser.add_argument("--tokens", type=int, default=128, help="tokens a stream; default: 128")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of both; default: 5")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of all; default: 5")
     parser.add_argument(
         "--step-ms", type=float, nargs="+", default=[None], help="steps without a model"
     )

@@ -8,6 +8,7 @@ import pytest
 
 from tests.clients.openai_gateway.serving import gateway
 from tests.clients.python.fake_server import fake_server
+from tests.e2e.cluster import Process
 
 
 @pytest.fixture
@@ -36,3 +37,18 @@ def http(url):
     """A plain HTTP client, for what OpenAI's client does not show."""
     with httpx.Client(base_url=url, trust_env=False) as connected:
         yield connected
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a gateway process with these flags, and return its address."""
+    processes = []
+
+    def run(*flags):
+        arguments = ["--listen=127.0.0.1:0", *map(str, flags)]
+        processes.append(Process("tandem_openai_gateway", arguments, tmp_path, "gateway"))
+        return processes[-1].addresses()["address"]
+
+    yield run
+    for process in processes:
+        process.end()

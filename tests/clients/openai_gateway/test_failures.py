@@ -186,10 +186,11 @@ class TestBrokenStreams:
             assert {1, 2} == {len(one.seen.generate), len(other.seen.generate)}
             assert [0, 1, 1] == sorted(len(request.resume.choices) for request in sent)
 
-    def test_leaves_a_scheduler_that_stands_still(self):
+    @pytest.mark.parametrize("name", ["tandem.ready", "tandem.progress"])
+    def test_leaves_a_scheduler_that_stands_still(self, name):
         """
-        A stream goes on elsewhere when its scheduler says that it serves no requests and sends
-        nothing, though the connection stays.
+        A stream goes on elsewhere when its scheduler says that it serves no requests, or that they
+        make no progress, and sends nothing, though the connection stays.
         """
         with (
             fake_server() as one,
@@ -203,7 +204,7 @@ class TestBrokenStreams:
                 chunks = client.completions.create(**BODY, stream=True)
                 assert one.seen.hanging.wait(PATIENCE_S)
                 other.set_health("tandem.ready", True)
-                one.set_health("tandem.ready", False)
+                one.set_health(name, False)
                 assert ANSWER == "".join(chunk.choices[0].text for chunk in chunks)
             assert 1 == len(one.seen.generate) == len(other.seen.generate)
 

@@ -78,11 +78,14 @@ class TestPages:
         """
         http.post("/v1/completions", json=BODY)
         http.get("/made/up")
-        page = http.get("/metrics").text
-        assert 'requests_total{path="/v1/completions",status="200"} 1.0' in page
-        assert 'requests_total{path="other",status="404"} 1.0' in page
-        assert "tandem_gateway_output_tokens_total 32.0" in page
-        assert "tandem_gateway_running_requests 1.0" in page
+        counted = {
+            'tandem_gateway_requests_total{path="/v1/completions",status="200"} 1.0',
+            'tandem_gateway_requests_total{path="other",status="404"} 1.0',
+            "tandem_gateway_output_tokens_total 32.0",
+            "tandem_gateway_running_requests 1.0",
+        }
+        # A request is counted once its answer has been sent, so its client may be here before.
+        wait_until(lambda: counted <= set(http.get("/metrics").text.splitlines()), "all counted")
 
     def test_openapi_describes_the_endpoints(self, http):
         """

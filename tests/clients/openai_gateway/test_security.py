@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import subprocess
 import sys
 
@@ -13,25 +14,10 @@ import pytest
 from tests.certificates import Authority
 from tests.clients.openai_gateway.serving import gateway
 from tests.clients.python.fake_server import ANSWER, fake_server
-from tests.e2e.cluster import BUNDLED_MODEL, Cluster, Process
+from tests.e2e.cluster import BUNDLED_MODEL, Cluster
 from tests.scheduler_svc.frontend.identity.credentials import USER, write_file
 
 BODY = {"prompt": "hi"}
-
-
-@pytest.fixture
-def start(tmp_path):
-    """Start a gateway process with these flags, and return its address."""
-    processes = []
-
-    def run(*flags):
-        arguments = ["--listen=127.0.0.1:0", *map(str, flags)]
-        processes.append(Process("tandem_openai_gateway", arguments, tmp_path, "gateway"))
-        return processes[-1].addresses()["address"]
-
-    yield run
-    for process in processes:
-        process.end()
 
 
 class TestEncryption:
@@ -56,7 +42,12 @@ class TestEncryption:
                 f"--tls-key={pair.key}",
             )
             url = f"https://{address}/v1/completions"
-            answer = httpx.post(url, json=BODY, verify=str(authority.file), trust_env=False)
+            answer = httpx.post(
+                url,
+                json=BODY,
+                verify=ssl.create_default_context(cafile=authority.file),
+                trust_env=False,
+            )
         assert ANSWER == answer.json()["choices"][0]["text"]
 
 
@@ -86,7 +77,8 @@ class TestFlags:
 @pytest.mark.slow
 class TestKeys:
     @pytest.fixture(scope="class")
-    def url(self, tmp_path_factory):
+    @staticmethod
+    def url(tmp_path_factory):
         """A gateway in front of a scheduler that asks for credentials."""
         folder = tmp_path_factory.mktemp("keys")
         flags = [f"--tokens-file={write_file(folder)}"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,10 +14,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from tandem.admin.v1 import admin_service_pb2_grpc as admin_grpc
 from tandem.common.v1 import finish_reason_pb2
-from tandem.errors import ModelNotFound, RequestNotFound, TandemError
+from tandem.errors import InvalidParameter, ModelNotFound, RequestNotFound, TandemError
+from tandem.inference.v1 import batch_pb2, model_pb2, request_pb2, stream_pb2, tokens_pb2
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
-from tandem.inference.v1 import model_pb2, request_pb2, stream_pb2, tokens_pb2
 from tandem.status import to_grpc_status
 from tests.clients.python.fake_admin import FakeAdmin, Seen
 
@@ -25,6 +25,7 @@ ANSWER = "Tandem rides uphill, two by two."
 """Answer of the fake server; its token i is the code of character i."""
 CHOSEN_SEED = 42
 MODEL, ADAPTER = "fake", "fake-adapter"
+VOCAB_SIZE = 128
 PATIENCE_S = 60.0
 """Seconds to wait for what must come: a slow machine takes its time."""
 
@@ -49,6 +50,10 @@ class Act:
     resumes: bool = True
     blocked_by: str = ""
     """Text about the server in its progress messages."""
+    held: threading.Event | None = None
+    """Event that output waits for after its first delta."""
+    prompt_parts: tuple[stream_pb2.PromptLogprobs, ...] = ()
+    """Messages about the prompt, before output."""
 
 
 def sampling_of(request: inference.GenerateRequest) -> request_pb2.SamplingParams:
@@ -177,6 +182,34 @@ def pieces(act: Act, request: inference.GenerateRequest) -> Iterator[stream_pb2.
         turn += 1
 
 
+class _Aborted(Exception):
+    def __init__(self, status: bytes) -> None:
+        self.status = status
+
+
+@dataclass
+class _ItemContext:
+    """Context of one item of a batch."""
+
+    of_stream: grpc.aio.ServicerContext
+
+    def invocation_metadata(self):
+        return self.of_stream.invocation_metadata()
+
+    async def abort_with_status(self, status: grpc.Status) -> None:
+        raise _Aborted(dict(status.trailing_metadata)["grpc-status-details-bin"])
+
+
+async def held_pieces(
+    act: Act, request: inference.GenerateRequest
+) -> AsyncIterator[stream_pb2.Delta]:
+    """Yield the act's output; after the first delta it waits for the act's event."""
+    for delta in pieces(act, request):
+        yield delta
+        if act.held is not None:
+            await asyncio.to_thread(act.held.wait)
+
+
 class FakeInference(inference_grpc.InferenceServiceServicer):
     """Plays one act per call; the last one again and again."""
 
@@ -184,10 +217,13 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
         self.acts: list[Act] = [Act()]
         self._seen = seen
 
-    def _next_act(self, context: grpc.aio.ServicerContext) -> Act:
+    def _note_metadata(self, context: grpc.aio.ServicerContext) -> None:
         self._seen.metadata.append(
             {key: str(value) for key, value in context.invocation_metadata()}
         )
+
+    def _next_act(self, context: grpc.aio.ServicerContext) -> Act:
+        self._note_metadata(context)
         return self.acts.pop(0) if len(self.acts) > 1 else self.acts[0]
 
     async def Generate(self, request, context):  # noqa: N802  # the rpc's name
@@ -199,7 +235,9 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
                 queued=stream_pb2.Queued(position=0), blocked_by=act.blocked_by
             )
             yield inference.GenerateResponse(progress=progress)
-            for delta in pieces(act, request):
+            for part in act.prompt_parts:
+                yield inference.GenerateResponse(prompt_logprobs=part)
+            async for delta in held_pieces(act, request):
                 yield inference.GenerateResponse(delta=delta)
         if act.hang:
             if act.accept and act.blocked_by:
@@ -216,6 +254,44 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
             finished = stream_pb2.Finished(choice=choice, reason=reason, stop_string="!")
             yield inference.GenerateResponse(finished=finished)
         yield inference.GenerateResponse(done=done(len(act.answer)))
+
+    async def GenerateBatch(self, requests, context):  # noqa: N802  # the rpc's name
+        """Plays one act per item, each as Generate would."""
+        if not self._seen.knows_batches:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        self._seen.num_batches += 1
+        events: asyncio.Queue[batch_pb2.BatchEvent | None] = asyncio.Queue()
+        reading = asyncio.create_task(self._read_items(requests, context, events))
+        try:
+            while (event := await events.get()) is not None:
+                yield batch_pb2.GenerateBatchResponse(events=[event])
+        finally:
+            reading.cancel()
+
+    async def _read_items(self, requests, context, events) -> None:
+        items: dict[int, asyncio.Task] = {}
+        try:
+            async for message in requests:
+                for one in message.add:
+                    items[one.item] = asyncio.create_task(self._play(one, context, events))
+                for number in message.cancel:
+                    items[number].cancel()
+            await asyncio.gather(*items.values(), return_exceptions=True)
+            events.put_nowait(None)
+        finally:
+            for task in items.values():
+                task.cancel()
+
+    async def _play(self, one, context, events) -> None:
+        try:
+            async for response in self.Generate(one.request, _ItemContext(context)):
+                event = batch_pb2.BatchEvent.FromString(response.SerializeToString())
+                event.item = one.item
+                events.put_nowait(event)
+            if not event.HasField("done"):
+                events.put_nowait(None)  # the whole stream ends early
+        except _Aborted as failure:
+            events.put_nowait(batch_pb2.BatchEvent(item=one.item, error=failure.status))
 
     async def Complete(self, request, context):  # noqa: N802  # the rpc's name
         self._seen.complete.append(request)
@@ -253,9 +329,7 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
     async def GetModel(self, request, context):  # noqa: N802  # the rpc's name
         if self._seen.model_error is not None:
             await context.abort_with_status(to_grpc_status(self._seen.model_error))
-        if request.model not in ("", MODEL):
-            error = ModelNotFound(f"no model {request.model!r} is served", field="model")
-            await context.abort_with_status(to_grpc_status(error))
+        await self._refuse_other_model(request, context)
         return model_pb2.GetModelResponse(model=self._model(MODEL))
 
     async def ListModels(self, request, context):  # noqa: N802  # the rpc's name
@@ -266,6 +340,8 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
 
     async def Tokenize(self, request, context):  # noqa: N802  # the rpc's name
         self._seen.tokenized.append(request)
+        self._note_metadata(context)
+        await self._refuse_other_model(request, context)
         text = request.text or "".join(one.content for one in request.chat.messages)
         return tokens_pb2.TokenizeResponse(
             token_ids=map(ord, text),
@@ -275,7 +351,17 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
 
     async def Detokenize(self, request, context):  # noqa: N802  # the rpc's name
         self._seen.detokenized.append(request)
+        self._note_metadata(context)
+        await self._refuse_other_model(request, context)
+        if any(not 0 <= one < VOCAB_SIZE for one in request.token_ids):
+            error = InvalidParameter("an id is out of the vocabulary", field="token_ids")
+            await context.abort_with_status(to_grpc_status(error))
         return tokens_pb2.DetokenizeResponse(text="".join(map(chr, request.token_ids)))
+
+    async def _refuse_other_model(self, request, context):
+        if request.model not in ("", MODEL):
+            error = ModelNotFound(f"no model {request.model!r} is served", field="model")
+            await context.abort_with_status(to_grpc_status(error))
 
     def _model(self, name: str) -> model_pb2.Model:
         has_text = not self._seen.token_ids_only
@@ -284,7 +370,7 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
             name=name,
             revision="revision-1",
             architecture="FakeForCausalLM",
-            vocab_size=128,
+            vocab_size=VOCAB_SIZE,
             max_model_len=512,
             eos_token_ids=[2],
             dtype="float32",

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from tandem_openai_gateway.upstream import (
-    AsyncGenerationStream,
     Delta,
     Done,
     Event,
     Finished,
     FinishReason,
+    LoopCalls,
     PromptLogprobs,
     Started,
     TokenLogprobs,
@@ -113,11 +113,18 @@ class WholeOutput:
 class Output:
     """
     Streams of the prompts of one request, in the order of the prompts. `close` must be called,
-    whatever happened.
+    whatever happened, and once.
     """
 
-    def __init__(self, streams: Sequence[AsyncGenerationStream]) -> None:
+    def __init__(self, streams: Sequence[LoopCalls], on_close: Callable[[], None]) -> None:
+        """
+        Args:
+            streams: The streams, in the order of the prompts.
+            on_close: Called once, by `close`.
+        """
         self._streams = streams
+        self._on_close = on_close
+        self._events = [stream.events() for stream in streams]
 
     async def accepted(self) -> Started:
         """
@@ -126,9 +133,9 @@ class Output:
         Raises:
             TandemError: One was not.
         """
-        if len(self._streams) == 1:  # without a task of its own
-            return await _first(self._streams[0])
-        started = await asyncio.gather(*map(_first, self._streams))
+        if len(self._events) == 1:  # without a task of its own
+            return await _first(self._events[0])
+        started = await asyncio.gather(*map(_first, self._events))
         return started[0]
 
     async def events(self) -> AsyncIterator[Numbered]:
@@ -138,14 +145,14 @@ class Output:
         Raises:
             TandemError: A stream failed.
         """
-        if len(self._streams) == 1:
-            async for event in self._streams[0]:
+        if len(self._events) == 1:
+            async for event in self._events[0]:
                 yield 0, event
             return
         merged: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(QUEUED_EVENTS)
         tasks = [
-            asyncio.create_task(_feed(place, stream, merged))
-            for place, stream in enumerate(self._streams)
+            asyncio.create_task(_feed(place, events, merged))
+            for place, events in enumerate(self._events)
         ]
         left = len(tasks)
         try:
@@ -162,14 +169,15 @@ class Output:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Cancel what still runs."""
         for stream in self._streams:
-            await stream.close()
+            stream.close()
+        self._on_close()
 
 
-async def _first(stream: AsyncGenerationStream) -> Started:
-    async for event in stream:
+async def _first(events: AsyncIterator[Event]) -> Started:
+    async for event in events:
         if isinstance(event, Started):
             return event
     raise RuntimeError("a stream ended before it started")
@@ -177,11 +185,11 @@ async def _first(stream: AsyncGenerationStream) -> Started:
 
 async def _feed(
     place: int,
-    stream: AsyncGenerationStream,
+    events: AsyncIterator[Event],
     merged: asyncio.Queue[Numbered | Exception | None],
 ) -> None:
     try:
-        async for event in stream:
+        async for event in events:
             await merged.put((place, event))
     except Exception as error:  # noqa: BLE001  # raised again by the reader of the queue
         await merged.put(error)

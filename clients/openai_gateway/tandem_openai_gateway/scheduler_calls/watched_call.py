@@ -65,6 +65,9 @@ class WatchedCalls:
         self._seen: dict[WatchedCall, int] = {}
         """Messages of each call at the last look; -1 before the first."""
 
+    def __len__(self) -> int:
+        return len(self._seen)
+
     def watch(self, call: Any) -> WatchedCall:
         """Return gRPC's call as one that can be given up."""
         watched = WatchedCall(call, self._forget)

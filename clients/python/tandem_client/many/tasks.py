@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 
 from tandem.errors import TandemError
 from tandem_client.many import Item, Outcome, refused
+from tandem_client.many.shared_tasks import SharedStream
 from tandem_client.streams.aio_stream import AsyncGenerationStream
 
 Start = Callable[[Item], AsyncGenerationStream]
@@ -15,7 +16,10 @@ Start = Callable[[Item], AsyncGenerationStream]
 
 
 async def in_tasks(
-    start: Start, prompts: Iterable[Item] | AsyncIterable[Item], concurrency: int
+    start: Start,
+    prompts: Iterable[Item] | AsyncIterable[Item],
+    concurrency: int,
+    shared: SharedStream | None = None,
 ) -> AsyncGenerator[Outcome]:
     """Yield the outcome of each prompt, in order; arguments as in `in_threads`."""
     free = asyncio.Semaphore(concurrency)
@@ -47,9 +51,15 @@ async def in_tasks(
             await asyncio.wait((ahead[0],))
             yield ahead.popleft().result()
     finally:
-        for task in ahead:
-            task.cancel()
-        await asyncio.gather(*ahead, return_exceptions=True)
+        await _end(ahead, shared)
+
+
+async def _end(ahead: Iterable[asyncio.Task[Outcome]], shared: SharedStream | None) -> None:
+    for task in ahead:
+        task.cancel()
+    await asyncio.gather(*ahead, return_exceptions=True)
+    if shared is not None:
+        await shared.close()
 
 
 async def _each(prompts: Iterable[Item] | AsyncIterable[Item]) -> AsyncIterator[Item]:

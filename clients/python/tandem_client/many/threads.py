@@ -12,6 +12,7 @@ from itertools import islice
 from tandem.errors import TandemError
 from tandem.status import CallCancelled
 from tandem_client.many import Item, Outcome, refused
+from tandem_client.many.shared_threads import SharedStream
 from tandem_client.streams.stream import GenerationStream
 
 Start = Callable[[Item], GenerationStream]
@@ -56,7 +57,9 @@ class _Running:
             stream.close()
 
 
-def in_threads(start: Start, prompts: Iterable[Item], concurrency: int) -> Generator[Outcome]:
+def in_threads(
+    start: Start, prompts: Iterable[Item], concurrency: int, shared: SharedStream | None = None
+) -> Generator[Outcome]:
     """
     Yield the outcome of each prompt, in order.
 
@@ -64,6 +67,7 @@ def in_threads(start: Start, prompts: Iterable[Item], concurrency: int) -> Gener
         start: Function that makes the stream of one prompt.
         prompts: Prompts, which are taken as they are needed.
         concurrency: Largest number of streams at once.
+        shared: Stream of which they are items; it is closed at the end.
     """
     running = _Running(start)
     pool = ThreadPoolExecutor(concurrency, thread_name_prefix="generate_many")
@@ -81,4 +85,6 @@ def in_threads(start: Start, prompts: Iterable[Item], concurrency: int) -> Gener
             yield ahead.popleft().result()
     finally:
         running.close()
+        if shared is not None:
+            shared.close()
         pool.shutdown(cancel_futures=True)

@@ -73,14 +73,18 @@ class ResumableStream:
         """True after output of which the client has no ids."""
         return not self._has_ids and bool(self._token_ids or self._finished)
 
-    def accept(self, response: inference.GenerateResponse, now: float) -> Event | None:
+    def accept(self, response: inference.GenerateResponse | Delta, now: float) -> Event | None:
         """
-        Process the next response; return the event for the caller, or None if it has no news.
+        Process the next response, or new output that is decoded already; return the event for the
+        caller, or None if it has no news.
 
         Raises:
             ModelChanged: The stream was resumed on a server of another model.
             InternalError: The server does not continue after the output that was delivered.
         """
+        if isinstance(response, Delta):
+            self._on_delta(response, now)
+            return response
         event = event_from_proto(response)
         match event:
             case Delta():

@@ -37,3 +37,4 @@ def serve_reflection(server: Any, services: Sequence[str]) -> None:
     )
     newer = grpc.method_handlers_generic_handler(NEWER_SERVICE_NAME, {METHOD: handler})
     server.add_generic_rpc_handlers((newer,))
+    server.add_registered_method_handlers(NEWER_SERVICE_NAME, {METHOD: handler})

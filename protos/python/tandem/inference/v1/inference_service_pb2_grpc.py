@@ -38,8 +38,9 @@ class InferenceServiceStub:
     one acts on the gRPC code. Reasons that an rpc may fail with stand in its option `reasons`; besides them any rpc may
     fail with UNAUTHENTICATED, PERMISSION_DENIED, FEATURE_UNSUPPORTED (a field that the server does not know) and INTERNAL.
 
-    Metadata that is read: `authorization` ("Bearer TOKEN", where the server authenticates), `traceparent` and
-    `tracestate` (W3C Trace Context; the trace's id stands in the server's log).
+    Metadata that is read: `authorization` ("Bearer TOKEN", where the server authenticates) and `traceparent` (W3C Trace
+    Context; the trace's id stands in the server's log). `tracestate` may be sent with it and is not read: the server
+    makes no spans that it would be handed on with.
     """
 
     def __init__(self, channel):
@@ -100,8 +101,9 @@ class InferenceServiceServicer:
     one acts on the gRPC code. Reasons that an rpc may fail with stand in its option `reasons`; besides them any rpc may
     fail with UNAUTHENTICATED, PERMISSION_DENIED, FEATURE_UNSUPPORTED (a field that the server does not know) and INTERNAL.
 
-    Metadata that is read: `authorization` ("Bearer TOKEN", where the server authenticates), `traceparent` and
-    `tracestate` (W3C Trace Context; the trace's id stands in the server's log).
+    Metadata that is read: `authorization` ("Bearer TOKEN", where the server authenticates) and `traceparent` (W3C Trace
+    Context; the trace's id stands in the server's log). `tracestate` may be sent with it and is not read: the server
+    makes no spans that it would be handed on with.
     """
 
     def Generate(self, request, context):
@@ -119,16 +121,16 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GenerateBatch(self, request_iterator, context):
-        """GenerateBatch is many Generates on one stream, for clients with hundreds of requests: the events of many items share
-        messages. EXPERIMENTAL: it may still change or go; see "Compatibility" in protos/README.md. An item is a request
-        like any other: it counts in every limit and in the order between tenants, and gets the events of Generate or an
-        `error`, which ends only that item. The client adds and cancels items at any time. Half-closing means that no more
-        come: the call ends OK after the last event of the last item. Cancelling the call, or its deadline, which covers the
-        whole stream, frees what all items hold within two steps; time_limit_s covers one item. Credential and metadata are
-        those that opened the stream. A message that is invalid itself, not only in an item's request, ends the call
-        (INVALID_PARAMETER), as does a client that does not read (SLOW_CONSUMER); a server that drains ends it once no
-        item is left (DRAINING). Items that had not ended are resumed on another stream, or with Generate. Not idempotent:
-        each item is a request of its own, as one of Generate is.
+        """GenerateBatch is many Generates on one stream, for clients with hundreds of requests: the events of many items
+        share messages. An item is a request like any other: it counts in every limit and in the order between tenants, and
+        gets the events of Generate or an `error`, which ends only that item. The client adds and cancels items at any
+        time. Half-closing means that no more come: the call ends OK after the last event of the last item. Cancelling the
+        call, or its deadline, which covers the whole stream, frees what all items hold within two steps; time_limit_s
+        covers one item. Under load the output of an item waits up to 0.1 s, so that it is sent together. Credential and
+        metadata are those that opened the stream. A message that is invalid itself, not only in an item's request, ends
+        the call (INVALID_PARAMETER), as does a client that does not read (SLOW_CONSUMER); a server that drains ends it
+        once no item is left (DRAINING). Items that had not ended are resumed on another stream, or with Generate. Not
+        idempotent: each item is a request of its own, as one of Generate is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -242,8 +244,9 @@ class InferenceService:
     one acts on the gRPC code. Reasons that an rpc may fail with stand in its option `reasons`; besides them any rpc may
     fail with UNAUTHENTICATED, PERMISSION_DENIED, FEATURE_UNSUPPORTED (a field that the server does not know) and INTERNAL.
 
-    Metadata that is read: `authorization` ("Bearer TOKEN", where the server authenticates), `traceparent` and
-    `tracestate` (W3C Trace Context; the trace's id stands in the server's log).
+    Metadata that is read: `authorization` ("Bearer TOKEN", where the server authenticates) and `traceparent` (W3C Trace
+    Context; the trace's id stands in the server's log). `tracestate` may be sent with it and is not read: the server
+    makes no spans that it would be handed on with.
     """
 
     @staticmethod
