@@ -49,7 +49,9 @@ SEND_S = 50e-6
 MIN_PAUSE_S, MAX_PAUSE_S = 0.001, 0.008
 """Bounds, in seconds, of the pause between reads of the core's messages; a shorter one is 0."""
 SWEEP_INTERVAL_S = 0.5
-PING_INTERVAL_S = 5.0
+PING_INTERVAL_S = 2.0
+LATE_AFTER_S = 6.0
+"""Age of the core's last message, in seconds, at which it is late: it owes three answers then."""
 MAX_STREAM_ID = 2**32 - 1
 
 
@@ -99,7 +101,7 @@ class CoreClient:
         self._num_fed = 0
         """Number of deliveries of tokens to streams since the last pause."""
         self._last_message_s = clock()
-        self._is_alive = True
+        self._is_alive, self._is_late = True, False
         self._gone: TandemError | None = None
         self.num_turns = 0
         self.shared_writes: set[SharedWrite] = set()
@@ -125,6 +127,10 @@ class CoreClient:
         The sweep alone decides that, since it knows of the time in which this process stood still.
         """
         return self._is_alive
+
+    def is_late(self) -> bool:
+        """Return True if the core sent nothing for `LATE_AFTER_S`."""
+        return self._is_late
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever model, availability or liveness may have changed."""
@@ -367,10 +373,11 @@ class CoreClient:
             if now_s >= next_ping_s:
                 next_ping_s = now_s + PING_INTERVAL_S
                 self._send(Query(query_id=0, kind="stats", argument=b"{}"))
-            is_alive = now_s - self._last_message_s < self._settings.core_timeout_s
-            if is_alive != self._is_alive:
-                self._is_alive = is_alive
-                _log.warning("core_liveness_changed", alive=is_alive)
+            silent_s = now_s - self._last_message_s
+            state = silent_s < self._settings.core_timeout_s, silent_s >= LATE_AFTER_S
+            if state != (self._is_alive, self._is_late):
+                self._is_alive, self._is_late = state
+                _log.warning("core_liveness_changed", alive=self._is_alive, late=self._is_late)
                 self._notify()
 
     def _forgive(self, seconds: float, now_s: float) -> None:

@@ -94,7 +94,7 @@ def publish_health(
         alive, availability = core.is_alive(), core.availability
         ready = alive and availability.ready and not availability.draining and core.served.is_loaded
         health.set(LIVE, alive and availability.frontends_alive)
-        health.set(PROGRESS, alive and availability.progressing)
+        health.set(PROGRESS, alive and availability.progressing and not core.is_late())
         for name in (READY, *service_names):
             health.set(name, ready)
 

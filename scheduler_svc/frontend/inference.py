@@ -36,6 +36,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         max_request_bytes: int,
         max_items: int,
         max_pending_bytes: int,
+        scores_prompts: bool,
     ) -> None:
         """
         Args:
@@ -45,9 +46,11 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             max_request_bytes: Largest request message.
             max_items: Most items of batches that one connection may have at a time.
             max_pending_bytes: Most output of one batch that may wait for its client.
+            scores_prompts: The core accepts requests for log probabilities of their prompts.
         """
         self._core = core
         self._max_request_bytes = max_request_bytes
+        self._scores_prompts = scores_prompts
         self._threads = threads
         self._serving = RequestServing(core, threads, clock)
         self._counts = ItemCounts(max_items)
@@ -152,7 +155,12 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         return model_pb2.ListModelsResponse(models=[self._described(loaded)])
 
     def _described(self, loaded: LoadedModel) -> model_pb2.Model:
-        return describe_model(loaded, self._max_request_bytes, self._counts.max_items)
+        return describe_model(
+            loaded,
+            self._max_request_bytes,
+            self._counts.max_items,
+            scores_prompts=self._scores_prompts,
+        )
 
     def _ring_batches(self) -> None:
         """Let batches without items end when the service drains."""

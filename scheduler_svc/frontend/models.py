@@ -60,7 +60,9 @@ def check_page(request: model_pb2.ListModelsRequest) -> None:
         )
 
 
-def describe_model(loaded: LoadedModel, max_request_bytes: int, max_items: int) -> model_pb2.Model:
+def describe_model(
+    loaded: LoadedModel, max_request_bytes: int, max_items: int, *, scores_prompts: bool
+) -> model_pb2.Model:
     """Return what clients are told of a model, and of the limits of requests and batches."""
     model, text = loaded.model, loaded.text
     return model_pb2.Model(
@@ -74,7 +76,9 @@ def describe_model(loaded: LoadedModel, max_request_bytes: int, max_items: int) 
         default_sampling=default_sampling(model),
         default_stopping=default_stopping(model),
         capabilities=capabilities(
-            has_tokenizer=text.has_tokenizer, has_chat_template=text.has_chat_template
+            has_tokenizer=text.has_tokenizer,
+            has_chat_template=text.has_chat_template,
+            scores_prompts=scores_prompts,
         ),
         max_request_bytes=max_request_bytes,
         max_complete_bytes=MAX_COMPLETE_BYTES,

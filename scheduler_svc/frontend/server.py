@@ -14,8 +14,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from scheduler_svc.config.frontend_security import FrontendSecurity
 from scheduler_svc.executor_client.channel import ExecutorAccess
 from scheduler_svc.frontend.calls.interceptor import ErrorInterceptor
+from scheduler_svc.frontend.calls.screened_server import screened_server
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.health import HealthServicer, publish_health
+from scheduler_svc.frontend.identity.call_shares import CallShares
 from scheduler_svc.frontend.identity.identity import Role
 from scheduler_svc.frontend.identity.interceptor import (
     checking,
@@ -92,7 +94,8 @@ async def start_servers(
     access = _executor_access(settings)
     operation = AdminServicer(core, access, drain_grace_s=settings.drain_grace_s)
 
-    checks = checking(credentials, Role.GENERATE, public_tls)
+    shares = CallShares(settings.max_num_seqs, clock)
+    checks = checking(credentials, Role.GENERATE, shares, public_tls)
     public = _server(settings, health, (INFERENCE,), (errors, *checks))
     _add_inference(inference, public)
     address = _bind(public, settings.listen, public_tls)
@@ -100,7 +103,7 @@ async def start_servers(
     admin: grpc.aio.Server | None = None
     admin_address = None
     if settings.admin_listen is not None:
-        checks = checking(credentials, Role.OPERATE, admin_tls)
+        checks = checking(credentials, Role.OPERATE, shares, admin_tls)
         admin = _server(settings, health, (ADMIN,), (errors, *checks))
         _add_admin(operation, admin)
         admin_address = _bind(admin, settings.admin_listen, admin_tls)
@@ -140,6 +143,7 @@ def _inference(
         max_request_bytes=settings.max_message_bytes,
         max_items=settings.max_streams_per_connection,
         max_pending_bytes=BATCH_BUFFERS * settings.max_pending_bytes,
+        scores_prompts=settings.scores_prompts,
     )
 
 
@@ -149,7 +153,7 @@ def _server(
     services: tuple[str, ...],
     interceptors: Sequence[grpc.aio.ServerInterceptor],  # type: ignore[type-arg]  # not at run time
 ) -> grpc.aio.Server:
-    server = grpc.aio.server(interceptors=interceptors, options=server_options(settings))
+    server = screened_server(interceptors, server_options(settings))
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     serve_reflection(server, (*services, HEALTH))
     return server

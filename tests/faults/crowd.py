@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
         quiet_s=options.quiet,
         is_background=options.background,
     )
-    with cluster(load.num_tenants, options.scheduler) as services:
+    with cluster(load.num_tenants, options.scheduler, step_ms=options.step_ms) as services:
         figures = measure(services, load)
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
@@ -106,8 +106,18 @@ def main(argv: Sequence[str]) -> int:
 
 
 @contextlib.contextmanager
-def cluster(num_tenants: int, scheduler: Sequence[str] = ()) -> Iterator[Cluster]:
-    """Yield services with the bundled model that know the tenants' tokens, and their names."""
+def cluster(
+    num_tenants: int, scheduler: Sequence[str] = (), *, step_ms: float | None = None
+) -> Iterator[Cluster]:
+    """
+    Yield services that know the tenants' tokens, and their names.
+
+    Args:
+        num_tenants: Greedy tenants.
+        scheduler: Options of the scheduler.
+        step_ms: Time of every step of an executor without a model; None for the bundled model,
+            whose steps take longer the more rows they have.
+    """
     folder = Path(tempfile.mkdtemp(prefix="crowd-"))
     names = [POLITE, *(_greedy(number) for number in range(num_tenants))]
     credentials = [
@@ -119,7 +129,10 @@ def cluster(num_tenants: int, scheduler: Sequence[str] = ()) -> Iterator[Cluster
         BUNDLED_MODEL, folder, [], ["--log-format=json", f"--tokens-file={tokens}", *scheduler]
     )
     try:
-        services.start_executor()
+        if step_ms is None:
+            services.start_executor()
+        else:
+            services.start_fixed_step_executor(step_ms)
         yield services
     finally:
         services.close()
@@ -175,6 +188,7 @@ def _polite(address: str, load: Load) -> Iterator[Polite]:
     ours, theirs = _SPAWN.Pipe()
     process = _SPAWN.Process(target=_send_politely, args=(address, load, theirs))
     process.start()
+    theirs.close()
     try:
         ours.recv()
         yield found
@@ -222,7 +236,7 @@ async def _polite_call(channel: grpc.aio.Channel, load: Load, found: Polite) -> 
                 found.waits.append((sent_s, time.monotonic() - sent_s))
         found.ends["OK"] += 1
     except grpc.aio.AioRpcError as error:
-        found.ends[end_of(error)] += 1
+        found.ends[_told_end(error)] += 1
 
 
 def _burst(address: str, load: Load) -> Burst:
@@ -230,6 +244,7 @@ def _burst(address: str, load: Load) -> Burst:
     ours, theirs = _SPAWN.Pipe()
     process = _SPAWN.Process(target=_send_greedily, args=(address, load, theirs))
     process.start()
+    theirs.close()
     burst: Burst = ours.recv()
     process.join(PATIENT_S)
     return burst
@@ -266,7 +281,7 @@ async def _greedy_calls(address: str, load: Load) -> Burst:
                     pass
             ends["OK"] += 1
         except grpc.aio.AioRpcError as error:
-            ends[end_of(error)] += 1
+            ends[_told_end(error)] += 1
 
     cpu_s = time.process_time()
     begin_s = time.monotonic()
@@ -279,6 +294,12 @@ async def _greedy_calls(address: str, load: Load) -> Burst:
     cpu_s = time.process_time() - cpu_s
     await asyncio.gather(*(channel.close() for channel in channels))
     return Burst(ends=ends, begin_s=begin_s, made_s=made_s, end_s=end_s, cpu_s=cpu_s)
+
+
+def _told_end(error: grpc.aio.AioRpcError) -> str:
+    """Return how a call ended; where it has no reason, with gRPC's words."""
+    end = end_of(error)
+    return f"{end} ({error.details()})" if end.startswith("untyped") else end
 
 
 def _request(max_tokens: int) -> pb.GenerateRequest:
@@ -309,6 +330,11 @@ def _options(argv: Sequence[str]) -> Any:
         "--background",
         action="store_true",
         help="run the greedy process only while the processors are idle",
+    )
+    parser.add_argument(
+        "--step-ms",
+        type=float,
+        help="time of each step of an executor without a model; default: the bundled model",
     )
     parser.add_argument("--scheduler", action="append", default=[], help="an option of its own")
     parser.add_argument("--json", type=Path, help="file for the figures")

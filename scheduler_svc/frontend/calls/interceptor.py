@@ -7,18 +7,17 @@ from typing import Any
 
 import grpc
 
-from scheduler_svc.frontend.calls.call_id import call_id, start_call
+from scheduler_svc.frontend.calls.call_id import start_call
 from scheduler_svc.frontend.calls.failures import typed_failure
 from scheduler_svc.frontend.calls.rpc_handlers import (
     Context,
     Handler,
+    abort,
     behavior_of,
     serve,
     with_behavior,
 )
 from scheduler_svc.frontend.intake.decoding import MessageIntake
-from tandem.errors import TandemError
-from tandem.status import to_grpc_status
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not at run time
@@ -74,7 +73,7 @@ def _guarded(
         except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001  # a bug: a typed error to the client, a traceback to the log
-            await _abort(context, typed_failure(error, method))
+            await abort(context, typed_failure(error, method))
         return None
 
     return respond
@@ -95,8 +94,3 @@ def _unless_serialized(
         return response if isinstance(response, bytes) else encode(response)
 
     return encode_or_pass
-
-
-async def _abort(context: Context, error: TandemError) -> None:
-    status = to_grpc_status(error, request_id=call_id())
-    await context.abort(status.code, status.details or "", status.trailing_metadata or ())

@@ -8,6 +8,10 @@ from typing import Any
 
 import grpc
 
+from scheduler_svc.frontend.calls.call_id import call_id
+from tandem.errors import TandemError
+from tandem.status import to_grpc_status
+
 Handler = Any  # grpc.RpcMethodHandler is a set of optional callables without types
 Context = grpc.aio.ServicerContext[Any, Any]
 Behavior = Callable[[Any, Context], Any]
@@ -68,3 +72,9 @@ async def serve(behavior: Behavior, request: object, context: Context) -> object
         async for message in messages:
             await context.write(message)
     return None
+
+
+async def abort(context: Context, error: TandemError) -> None:
+    """End a call with a typed status, which has the call's id."""
+    status = to_grpc_status(error, request_id=call_id())
+    await context.abort(status.code, status.details or "", status.trailing_metadata or ())

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from scheduler_svc.core.request.tenant import TenantLimits
+from scheduler_svc.core.request.tenant import DEFAULT_TENANT_LIMITS, TenantLimits
 from scheduler_svc.ipc.messages import Submit
 from tandem.error_codes import PermissionDenied, Unauthenticated
 
@@ -129,6 +129,16 @@ class Caller:
 
     identity: Identity
     limits: dict[str, TenantLimits]
+
+    @property
+    def is_delegate(self) -> bool:
+        """True if its requests name their tenants, which is known only once they are read."""
+        return Role.DELEGATE in self.identity.roles
+
+    @property
+    def weight(self) -> float:
+        """Share of its tenant, relative to those of others."""
+        return self.limits.get(self.identity.tenant, DEFAULT_TENANT_LIMITS).weight
 
     def limits_of(self, tenant: str) -> TenantLimits | None:
         """Return a tenant's own limits; None if it has none."""

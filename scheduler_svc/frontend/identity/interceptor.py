@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,19 @@ from scheduler_svc.config.frontend_security import FrontendSecurity
 from scheduler_svc.frontend.calls.rpc_handlers import (
     Context,
     Handler,
+    abort,
     behavior_of,
     serve,
     with_behavior,
 )
 from scheduler_svc.frontend.identity.access import certificate_names, claim, is_open, token_of
+from scheduler_svc.frontend.identity.call_shares import SHARED, CallShares
 from scheduler_svc.frontend.identity.credential_store import CredentialStore, Find
 from scheduler_svc.frontend.identity.credential_table import CredentialTable
 from scheduler_svc.frontend.identity.identity import Caller, Identity, Role, current_caller
 from tandem.bearer_token import token_hash
 from tandem.error_codes import PermissionDenied, Unauthenticated
-from tandem.errors import InvalidParameter
+from tandem.errors import InvalidParameter, QueueFull
 from tandem.network.tls_files import ServerTls
 
 CLAIMED_BY_ITEM = frozenset({"/tandem.inference.v1.InferenceService/GenerateBatch"})
@@ -49,16 +52,23 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """
 
     def __init__(
-        self, credentials: CredentialStore, role: Role, *, asks_for_certificates: bool
+        self,
+        credentials: CredentialStore,
+        role: Role,
+        shares: CallShares,
+        *,
+        asks_for_certificates: bool,
     ) -> None:
         """
         Args:
             credentials: The credentials in force.
             role: Role that every call of this port needs.
+            shares: Calls of each tenant, which must not crowd others out.
             asks_for_certificates: True if clients of this port show certificates.
         """
         self._credentials = credentials
         self._role = role
+        self._shares = shares
         self._asks_for_certificates = asks_for_certificates
 
     async def intercept_service(
@@ -75,6 +85,10 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             proved = self._of_token(handler_call_details.invocation_metadata)
             if proved is not None:
                 self._admit(proved.caller.identity, method)
+                if self._is_shared(proved.caller, method):
+                    self._shares.check(proved.caller.identity.tenant, proved.caller.weight)
+        except QueueFull as error:
+            return _turning_away(error)
         except (Unauthenticated, PermissionDenied) as error:
             return _refusing(error)
         if proved is None:
@@ -133,6 +147,14 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         return respond
 
+    def _is_shared(self, caller: Caller, method: str) -> bool:
+        return method in SHARED and not caller.is_delegate
+
+    def _sharing(self, caller: Caller, method: str) -> AbstractContextManager[None]:
+        if not self._is_shared(caller, method):
+            return nullcontext()
+        return self._shares.serving(caller.identity.tenant, caller.weight)
+
     def _served(
         self, handler: Handler, proved: _Proved, method: str
     ) -> Callable[[Any, Context], Awaitable[object]]:
@@ -145,7 +167,10 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                     request = _each_claimed(request, caller.identity)
                 elif not handler.request_streaming:
                     claim(request, caller.identity)
-            with self._credentials.holding(caller, proved.find, self._role):
+            with (
+                self._sharing(caller, method),
+                self._credentials.holding(caller, proved.find, self._role),
+            ):
                 return await serve(behavior, request, context)
 
         return respond
@@ -166,13 +191,13 @@ def open_credentials(
 
 
 def checking(
-    credentials: CredentialStore | None, role: Role, tls: ServerTls | None
+    credentials: CredentialStore | None, role: Role, shares: CallShares, tls: ServerTls | None
 ) -> tuple[IdentityInterceptor, ...]:
     """Return the interceptor of a port where every call needs a role; none without credentials."""
     if credentials is None:
         return ()
     asks = tls is not None and tls.requires_client_certificate
-    return (IdentityInterceptor(credentials, role, asks_for_certificates=asks),)
+    return (IdentityInterceptor(credentials, role, shares, asks_for_certificates=asks),)
 
 
 async def _each_claimed(
@@ -196,3 +221,15 @@ def _refusing(error: Unauthenticated | PermissionDenied) -> Handler:
         raise error
 
     return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _turning_away(error: QueueFull) -> Handler:
+    """
+    Return a handler that refuses a call of any kind without reading its request, and without a line
+    in the log of its own: there may be thousands.
+    """
+
+    async def turn_away(_requests: object, context: Context) -> None:
+        await abort(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(turn_away)

@@ -27,6 +27,9 @@ def server_options(settings: FrontendSettings) -> tuple[tuple[str, int], ...]:
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
         ("grpc.server_max_unrequested_time_in_server", MAX_PENDING_S),
         ("grpc.max_concurrent_streams", settings.max_streams_per_connection),
+        # Else gRPC counts calls that are over for their client until this process has let go of
+        # them, and refuses others for them with REFUSED_STREAM: UNAVAILABLE without a reason.
+        ("grpc.http.overload_protection", 0),
         # Clients behind balancers ping often. A silent client is pinged, so that one that
         # vanished is noticed and its requests end.
         ("grpc.keepalive_permit_without_calls", 1),

@@ -35,21 +35,25 @@ async def encode_prompt(
         TandemError: The prompt cannot be used.
     """
     model, text = loaded.model, loaded.text
-    if isinstance(request, GenerateRequest) and request.HasField("token_ids"):
-        return _sent_ids(request.token_ids, model)
+    tenant = ""
+    if isinstance(request, GenerateRequest):
+        if request.HasField("token_ids"):
+            return _sent_ids(request.token_ids, model)
+        tenant = request.tenant
     if request.HasField("chat"):
         conversation = read_chat(request.chat)
         at_least = max((text.min_tokens(one) for one in _contents(conversation)), default=0)
         _check_at_least(at_least, model, MESSAGES)
         return await threads.run(
-            lambda: text.encode_chat(conversation, max_prompt_len=longest_prompt(model))
+            lambda: text.encode_chat(conversation, max_prompt_len=longest_prompt(model)),
+            tenant=tenant,
         )
     _check_at_least(text.min_tokens(request.text), model, "text")
     encode = text.encode_marked if request.parse_special_tokens else text.encode_text
     prompt = request.text
     if len(prompt) <= INLINE_TEXT_CHARS:
         return encode(prompt)
-    return await threads.run(lambda: encode(prompt))
+    return await threads.run(lambda: encode(prompt), tenant=tenant)
 
 
 def _sent_ids(sent: request_pb2.TokenIds, model: Model) -> list[int]:

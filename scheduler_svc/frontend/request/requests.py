@@ -154,7 +154,7 @@ async def prepare_request(
     fit = _fit(request, params, model, len(prompt), prompt_field)
     prompt = prompt[fit.num_dropped :]
     column = _column(prompt, request, model)
-    digests = await _digests(column, request.cache_salt.encode(), model, threads)
+    digests = await _digests(column, request, model, threads)
     starts = await _starts(
         request,
         params,
@@ -257,7 +257,7 @@ async def _starts(
         )
 
     is_short = sum(len(prior.token_ids) for prior in priors) <= INLINE_PRIOR_TOKENS
-    return start() if is_short else await threads.run(start)
+    return start() if is_short else await threads.run(start, tenant=request.tenant)
 
 
 def _prior_outputs(starts: list[ChoiceStart]) -> tuple[bytes, ...]:
@@ -332,11 +332,14 @@ def _stopping_message(
 
 
 async def _digests(
-    prompt: Int32Column, cache_salt: bytes, model: Model, threads: TokenizerThreads
+    prompt: Int32Column, request: GenerateRequest, model: Model, threads: TokenizerThreads
 ) -> bytes:
     """Return the digests of the prompt's full blocks; empty if the core needs none."""
     if model.block_size == 0 or len(prompt) < model.block_size:
         return b""
+    cache_salt = request.cache_salt.encode()
     if len(prompt) <= INLINE_DIGEST_TOKENS:
         return block_digests(prompt, model.block_size, cache_salt)
-    return await threads.run(lambda: block_digests(prompt, model.block_size, cache_salt))
+    return await threads.run(
+        lambda: block_digests(prompt, model.block_size, cache_salt), tenant=request.tenant
+    )

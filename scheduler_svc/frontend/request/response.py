@@ -17,13 +17,15 @@ _NEEDS_CAPABILITY = ("parse_output",)
 """Options that have a capability of the same name, which no server of this release has."""
 
 
-def capabilities(*, has_tokenizer: bool, has_chat_template: bool) -> model_pb2.ModelCapabilities:
+def capabilities(
+    *, has_tokenizer: bool, has_chat_template: bool, scores_prompts: bool
+) -> model_pb2.ModelCapabilities:
     """Return what this server can do for a model."""
     return model_pb2.ModelCapabilities(
         text=has_tokenizer,
         chat=has_chat_template,
         logprobs=True,
-        prompt_logprobs=True,
+        prompt_logprobs=scores_prompts,
         token_bytes=has_tokenizer,
         logprob_token_ids=True,
         allowed_token_ids=True,

@@ -7,7 +7,10 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+import structlog
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
 
 from scheduler_svc.frontend.calls.interceptor import ErrorInterceptor
 from tandem.admin.v1.admin_service_pb2 import ConfigEntry
@@ -22,6 +25,7 @@ WRAP = {
     "stream_stream": grpc.stream_stream_rpc_method_handler,
 }
 NOT_UTF8 = b"\x0a\x02\xff\xfe"
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
 async def fails_typed(request, context):
@@ -154,3 +158,31 @@ async def error_of_stream(call):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await within(call.read())
     return from_rpc_error(caught.value)
+
+
+class TestTrace:
+    @pytest.mark.parametrize(
+        ("traceparent", "expected"),
+        [
+            (f"00-{TRACE_ID}-00f067aa0ba902b7-01", TRACE_ID),
+            (f"00-{TRACE_ID}-00f067aa0ba902b7-01 ", None),
+            (TRACE_ID, None),
+        ],
+        ids=["valid", "space", "id-alone"],
+    )
+    async def test_log_has_the_id_of_the_callers_trace(self, traceparent, expected):
+        """
+        The id in a valid traceparent stands in lines about the call; tracestate is not read.
+        """
+        structlog.reset_defaults()
+        metadata = (("traceparent", traceparent), ("tracestate", "vendor=opaque"))
+        async with served("unary_unary", fails_typed) as call:
+            failing = call(b"", metadata=metadata)
+            with (
+                capture_logs(processors=[merge_contextvars]) as logged,
+                pytest.raises(grpc.aio.AioRpcError),
+            ):
+                await within(failing)
+        (line,) = logged
+        assert ("call_failed", expected) == (line["event"], line.get("trace_id"))
+        assert "opaque" not in str(line)

@@ -319,3 +319,14 @@ async def test_seed_of_the_server_survives_json(tmp_path, model_dir):
         assert all(submit.sampling.seed < 2**53 for submit in submits)
         assert len({submit.sampling.seed for submit in submits}) == len(calls)
         await asyncio.sleep(0)
+
+
+async def test_prompts_that_cannot_be_scored_are_no_capability(tmp_path, model_dir):
+    """
+    A server that materializes the logits of last tokens only says so in the capabilities.
+    """
+    async with running_frontend(tmp_path, scores_prompts=False) as frontend:
+        await serve(frontend, model(model_dir))
+        answer = await within(stub_of(frontend).GetModel(model_pb2.GetModelRequest()))
+    assert not answer.model.capabilities.prompt_logprobs
+    assert answer.model.capabilities.logprobs

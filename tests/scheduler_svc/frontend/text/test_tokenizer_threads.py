@@ -50,3 +50,62 @@ class TestTokenizerThreads:
         with pytest.raises(ZeroDivisionError):
             await within(threads.run(lambda: 1 / 0))
         threads.close()
+
+    @pytest.fixture
+    def held(self):
+        """Yield one thread with three places, held by the first of a tenant's jobs."""
+        threads, go = TokenizerThreads(1, max_waiting=2), threading.Event()
+        yield threads, go
+        go.set()
+        threads.close()
+
+    async def test_tenant_below_its_share_is_not_refused(self, held):
+        """
+        Where a tenant has all places, its next work is refused and that of another is not, up to
+        the other's share; the other's turn comes before what the first has waiting.
+        """
+        threads, go = held
+        order: list[str] = []
+        greedy = [asyncio.create_task(threads.run(go.wait, tenant="greedy"))]
+        for _ in range(2):
+            work = threads.run(lambda: order.append("greedy"), tenant="greedy")
+            greedy.append(asyncio.create_task(work))
+        await until(lambda: threads._num_inside == 3)
+        with pytest.raises(QueueFull):
+            await threads.run(lambda: None, tenant="greedy")
+        polite = asyncio.create_task(threads.run(lambda: order.append("polite"), tenant="polite"))
+        await until(lambda: threads._num_inside == 4)
+        with pytest.raises(QueueFull):
+            await threads.run(lambda: None, tenant="polite")
+        go.set()
+        await within(asyncio.gather(*greedy, polite))
+        assert ["greedy", "polite", "greedy"] == order
+
+    async def test_many_tenants_have_a_bound_together(self, held):
+        """
+        Work of ever other tenants is refused at twice the places.
+        """
+        threads, go = held
+        tasks = [
+            asyncio.create_task(threads.run(go.wait, tenant=f"tenant {number}"))
+            for number in range(6)
+        ]
+        await until(lambda: threads._num_inside == 6)
+        with pytest.raises(QueueFull):
+            await threads.run(lambda: None, tenant="one more")
+        go.set()
+        await within(asyncio.gather(*tasks))
+
+    async def test_cancelled_work_that_waits_leaves_at_once(self, held):
+        """
+        A caller that is cancelled gives its place back before any thread is free.
+        """
+        threads, go = held
+        running = asyncio.create_task(threads.run(go.wait, tenant="greedy"))
+        waiting = asyncio.create_task(threads.run(lambda: None, tenant="greedy"))
+        await until(lambda: threads._num_inside == 2)
+        waiting.cancel()
+        await asyncio.wait((waiting,))
+        assert 1 == threads._num_inside
+        go.set()
+        assert await within(running)

@@ -1,0 +1,112 @@
+"""Shares of tenants in the calls that a frontend serves at a time, kept before it reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from scheduler_svc.core.queue.retry_advice import RetryAdvice
+from tandem.errors import QueueFull
+
+SHARED = frozenset(
+    f"/tandem.inference.v1.InferenceService/{name}" for name in ("Generate", "Complete")
+)
+"""Methods whose calls count: each takes a place in the core until it ends."""
+LOG_INTERVAL_S = 1.0
+"""Seconds from one line about refused calls to the next; thousands may be refused in between."""
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Tenant:
+    """Calls of one tenant that are being served, and the tenant's weight."""
+
+    weight: float
+    num_calls: int = 0
+
+
+class CallShares:
+    """
+    Calls that are being served, by tenant. Owned by the event loop.
+
+    The core makes room for a tenant with fewer requests than others, but it sees a request only
+    once its message was read, decoded, checked and tokenized, and all tenants' calls wait for that
+    together. So while a frontend has as many calls as the core has places, it refuses another call
+    of a tenant that has its share of them, from the call's metadata alone. It never refuses one of
+    a tenant with less.
+    """
+
+    def __init__(self, max_calls: int, clock: Callable[[], float]) -> None:
+        """
+        Args:
+            max_calls: Most requests that the core has in the system.
+            clock: Monotonic clock.
+        """
+        self._max_calls = max_calls
+        self._clock = clock
+        self._num_calls = 0
+        self._tenants: dict[str, _Tenant] = {}
+        """Tenants with calls."""
+        self._advice = RetryAdvice()
+        self._num_refused = 0
+
+    def check(self, tenant: str, weight: float) -> None:
+        """
+        Check that a tenant of this weight may have another call.
+
+        Raises:
+            QueueFull: All places are taken, and the tenant has its share of them.
+        """
+        if self._num_calls < self._max_calls:
+            return
+        own = self._tenants.get(tenant)
+        if own is None:
+            return
+        weights = sum(one.weight for one in self._tenants.values()) - own.weight + weight
+        share = max(1, int(self._max_calls * weight / weights))
+        if own.num_calls < share:
+            return
+        self._note_refusal()
+        raise QueueFull(
+            f"{self._num_calls} calls are being served and max_num_seqs is {self._max_calls}; "
+            f"tenant {tenant!r} has {own.num_calls} of them and a share of {share}: try again when "
+            "one has ended",
+            metadata={"limit": "max_num_seqs", "value": str(self._max_calls)},
+            retry_after_s=self._advice.after_ends(1, self._clock()),
+        )
+
+    @contextmanager
+    def serving(self, tenant: str, weight: float) -> Iterator[None]:
+        """
+        Count a call of a tenant during the block.
+
+        Raises:
+            QueueFull: The tenant may not have another one.
+        """
+        self.check(tenant, weight)
+        own = self._tenants.setdefault(tenant, _Tenant(weight))
+        own.weight = weight
+        own.num_calls += 1
+        self._num_calls += 1
+        try:
+            yield
+        finally:
+            self._advice.note_end(self._clock())
+            self._num_calls -= 1
+            own.num_calls -= 1
+            if not own.num_calls:
+                del self._tenants[tenant]
+
+    def _note_refusal(self) -> None:
+        if not self._num_refused:
+            asyncio.get_running_loop().call_later(LOG_INTERVAL_S, self._log_refusals)
+        self._num_refused += 1
+
+    def _log_refusals(self) -> None:
+        _log.info("calls_refused", num_calls=self._num_refused, limit="max_num_seqs")
+        self._num_refused = 0

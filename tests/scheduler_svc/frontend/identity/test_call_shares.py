@@ -1,0 +1,180 @@
+"""Shares of tenants in the calls of a frontend."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from scheduler_svc.config.frontend_security import FrontendSecurity
+from scheduler_svc.frontend.identity.call_shares import CallShares
+from tandem.errors import QueueFull
+from tandem.inference.v1 import inference_service_pb2 as pb
+from tandem.status import from_rpc_error
+from tests.scheduler_svc.frontend.fake_core import (
+    Frontend,
+    model,
+    running_frontend,
+    serve,
+    until,
+    within,
+)
+from tests.scheduler_svc.frontend.identity.credentials import (
+    GATEWAY,
+    OTHER,
+    USER,
+    bearer,
+    write_file,
+)
+
+SERVICE = "/tandem.inference.v1.InferenceService"
+NO_MESSAGE = b"\xff"
+
+
+def is_refused(shares: CallShares, tenant: str, weight: float = 1.0) -> bool:
+    try:
+        shares.check(tenant, weight)
+    except QueueFull:
+        return True
+    return False
+
+
+async def test_tenant_alone_has_all_places(shares_of_four, stack):
+    """
+    One tenant fills all places and no more; another one is let in beside it, and has room up to
+    its half while the first has more than its own.
+    """
+    for _ in range(4):
+        stack.enter_context(shares_of_four.serving("greedy", 1.0))
+    assert is_refused(shares_of_four, "greedy")
+    stack.enter_context(shares_of_four.serving("polite", 1.0))
+    stack.enter_context(shares_of_four.serving("polite", 1.0))
+    assert is_refused(shares_of_four, "polite")
+    assert is_refused(shares_of_four, "greedy")
+    assert not is_refused(shares_of_four, "third")
+
+
+async def test_free_places_are_for_all(shares_of_four, stack):
+    """
+    While a place is free, a tenant may have more than its share.
+    """
+    stack.enter_context(shares_of_four.serving("polite", 1.0))
+    for _ in range(3):
+        stack.enter_context(shares_of_four.serving("greedy", 1.0))
+    assert is_refused(shares_of_four, "greedy")
+
+
+async def test_share_follows_the_weight(shares_of_four, stack):
+    """
+    A tenant of three times the weight has three places of four.
+    """
+    for _ in range(4):
+        stack.enter_context(shares_of_four.serving("light", 1.0))
+    for _ in range(3):
+        stack.enter_context(shares_of_four.serving("heavy", 3.0))
+    assert is_refused(shares_of_four, "heavy", 3.0)
+
+
+async def test_places_of_ended_calls_are_free(shares_of_four):
+    """
+    Calls that ended take no place, and their tenant no share.
+    """
+    for _ in range(2):
+        with ExitStack() as calls:
+            for _ in range(4):
+                calls.enter_context(shares_of_four.serving("greedy", 1.0))
+            assert is_refused(shares_of_four, "greedy")
+    assert not is_refused(shares_of_four, "greedy")
+
+
+async def test_many_refusals_take_one_line_of_the_log(shares_of_four, stack, monkeypatch):
+    """
+    Refusals are counted, and logged together.
+    """
+    monkeypatch.setattr("scheduler_svc.frontend.identity.call_shares.LOG_INTERVAL_S", 0.0)
+    for _ in range(4):
+        stack.enter_context(shares_of_four.serving("greedy", 1.0))
+    with capture_logs() as lines:
+        assert [True] * 9 == [is_refused(shares_of_four, "greedy") for _ in range(9)]
+        await until(lambda: lines)
+    assert [9] == [line["num_calls"] for line in lines if line["event"] == "calls_refused"]
+
+
+@pytest.fixture
+def shares_of_four() -> CallShares:
+    return CallShares(4, lambda: 0.0)
+
+
+@pytest.fixture
+def stack():
+    with ExitStack() as opened:
+        yield opened
+
+
+@pytest.fixture
+async def crowded(tmp_path: Path, model_dir: Path) -> AsyncIterator[Frontend]:
+    """Yield a frontend with two places, both taken by calls of one tenant."""
+    security = FrontendSecurity(tokens_file=str(write_file(tmp_path)))
+    async with running_frontend(tmp_path, security=security, max_num_seqs=2) as frontend:
+        await serve(frontend, model(model_dir))
+        calls = [generate(frontend, USER) for _ in range(2)]
+        for _ in calls:
+            await frontend.core.accept()
+        frontend.calls = calls
+        yield frontend
+        for call in calls:
+            call.cancel()
+
+
+def request_bytes() -> bytes:
+    return pb.GenerateRequest(text="ab").SerializeToString()
+
+
+def generate(frontend: Frontend, token: str, raw: bytes | None = None):
+    call = frontend.channel.unary_stream(f"{SERVICE}/Generate")
+    return call(request_bytes() if raw is None else raw, metadata=bearer(token))
+
+
+class TestCrowdedFrontend:
+    @pytest.mark.parametrize("method", ["Generate", "Complete"])
+    async def test_tenant_over_its_share_is_refused_unread(self, crowded, method):
+        """
+        A further call ends with a reason and a time to try again, though its bytes are no message:
+        they are not decoded. The core hears nothing of it.
+        """
+        kind = "unary_stream" if method == "Generate" else "unary_unary"
+        call = getattr(crowded.channel, kind)(f"{SERVICE}/{method}")(
+            NO_MESSAGE, metadata=bearer(USER)
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await within(call.read() if method == "Generate" else call)
+        error = from_rpc_error(caught.value)
+        assert isinstance(error, QueueFull)
+        assert {"limit": "max_num_seqs", "value": "2"}.items() <= error.metadata.items()
+        assert error.retry_after_s is not None
+        assert error.retry_after_s > 0
+        assert crowded.core.submits.empty()
+
+    @pytest.mark.parametrize("token", [OTHER, GATEWAY])
+    async def test_others_reach_the_core(self, crowded, token):
+        """
+        A tenant with less than its share is not refused, nor a gateway, whose tenants are known
+        only from its requests.
+        """
+        call = generate(crowded, token)
+        await crowded.core.accept()
+        call.cancel()
+
+    async def test_ended_call_makes_room(self, crowded):
+        """
+        The tenant gets a place back when one of its calls ends.
+        """
+        crowded.calls[0].cancel()
+        await within(crowded.core.ends.get())
+        call = generate(crowded, USER)
+        await crowded.core.accept()
+        call.cancel()
