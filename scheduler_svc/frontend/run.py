@@ -23,6 +23,7 @@ from scheduler_svc.ipc.sockets import connect_frontend
 from scheduler_svc.process.frontend_settings import FrontendSettings, parse_settings
 from scheduler_svc.process.tick_watch import EXIT_AFTER_S, LOOK_INTERVAL_S, TickWatch, exit_stuck
 from tandem.errors import HandedOver, InvalidConfig
+from tandem.network.grpc_wakeups import read_all_wakeups
 from tandem.process.telemetry import configure_logging
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -53,6 +54,7 @@ def run(argv: Sequence[str]) -> int:
     os.nice(NICENESS)
     map_large_blocks()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        read_all_wakeups(runner.get_loop())
         return runner.run(_serve(settings))
 
 

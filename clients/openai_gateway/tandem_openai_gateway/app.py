@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tandem.errors import TandemError
+from tandem.network.grpc_wakeups import read_all_wakeups
 from tandem_openai_gateway.answering import Answering, Endpoint, metadata_of
 from tandem_openai_gateway.answers.chat import ChatFormat
 from tandem_openai_gateway.answers.completion import CompletionFormat
@@ -74,6 +76,7 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         """Hold the connections while the server runs."""
+        read_all_wakeups(asyncio.get_running_loop())
         self._schedulers = Schedulers(
             self._settings.schedulers,
             self._options,
