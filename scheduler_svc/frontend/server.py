@@ -14,10 +14,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from scheduler_svc.config.frontend_security import FrontendSecurity
 from scheduler_svc.executor_client.channel import ExecutorAccess
 from scheduler_svc.frontend.calls.interceptor import ErrorInterceptor
-from scheduler_svc.frontend.calls.screened_server import screened_server
+from scheduler_svc.frontend.calls.screened_server import CallGate, screened_server
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.health import HealthServicer, publish_health
-from scheduler_svc.frontend.identity.call_shares import CallShares
+from scheduler_svc.frontend.identity.call_gate import OpenGate, call_gate
+from scheduler_svc.frontend.identity.call_shares import SHARED, CallShares
 from scheduler_svc.frontend.identity.identity import Role
 from scheduler_svc.frontend.identity.interceptor import (
     checking,
@@ -95,8 +96,9 @@ async def start_servers(
     operation = AdminServicer(core, access, drain_grace_s=settings.drain_grace_s)
 
     shares = CallShares(settings.max_num_seqs, clock)
+    gate = call_gate(credentials, shares, settings.max_num_seqs, clock)
     checks = checking(credentials, Role.GENERATE, shares, public_tls)
-    public = _server(settings, health, (INFERENCE,), (errors, *checks))
+    public = _server(settings, health, (INFERENCE,), (errors, *checks), gate)
     _add_inference(inference, public)
     address = _bind(public, settings.listen, public_tls)
 
@@ -104,13 +106,13 @@ async def start_servers(
     admin_address = None
     if settings.admin_listen is not None:
         checks = checking(credentials, Role.OPERATE, shares, admin_tls)
-        admin = _server(settings, health, (ADMIN,), (errors, *checks))
+        admin = _server(settings, health, (ADMIN,), (errors, *checks), gate)
         _add_admin(operation, admin)
         admin_address = _bind(admin, settings.admin_listen, admin_tls)
 
     local: grpc.aio.Server | None = None
     if settings.local_listen is not None:
-        local = _server(settings, health, (INFERENCE, ADMIN), (errors,))
+        local = _server(settings, health, (INFERENCE, ADMIN), (errors,), OpenGate())
         _add_inference(inference, local)
         _add_admin(operation, local)
         _bind_locally(local, settings.local_listen)
@@ -152,8 +154,9 @@ def _server(
     health: HealthServicer,
     services: tuple[str, ...],
     interceptors: Sequence[grpc.aio.ServerInterceptor],  # type: ignore[type-arg]  # not at run time
+    gate: CallGate,
 ) -> grpc.aio.Server:
-    server = screened_server(interceptors, server_options(settings))
+    server = screened_server(interceptors, server_options(settings), gate, SHARED)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     serve_reflection(server, (*services, HEALTH))
     return server

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -67,8 +66,7 @@ class CallShares:
         own = self._tenants.get(tenant)
         if own is None:
             return
-        weights = sum(one.weight for one in self._tenants.values()) - own.weight + weight
-        share = max(1, int(self._max_calls * weight / weights))
+        share = max(1, int(self._max_calls * weight / self._weights(own, weight)))
         if own.num_calls < share:
             return
         self._note_refusal()
@@ -80,10 +78,24 @@ class CallShares:
             retry_after_s=self._advice.after_ends(1, self._clock()),
         )
 
-    @contextmanager
-    def serving(self, tenant: str, weight: float) -> Iterator[None]:
+    @property
+    def num_calls(self) -> int:
+        """Calls that are being served."""
+        return self._num_calls
+
+    def has_few(self, tenant: str, weight: float) -> bool:
         """
-        Count a call of a tenant during the block.
+        Return whether others have calls, and the tenant less than half of what its weight would
+        give it of all of them.
+        """
+        own = self._tenants.get(tenant)
+        if own is None:
+            return self._num_calls > 0
+        return 2 * own.num_calls < self._num_calls * weight / self._weights(own, weight)
+
+    def begin(self, tenant: str, weight: float) -> None:
+        """
+        Count a call of a tenant from now on.
 
         Raises:
             QueueFull: The tenant may not have another one.
@@ -93,14 +105,19 @@ class CallShares:
         own.weight = weight
         own.num_calls += 1
         self._num_calls += 1
-        try:
-            yield
-        finally:
-            self._advice.note_end(self._clock())
-            self._num_calls -= 1
-            own.num_calls -= 1
-            if not own.num_calls:
-                del self._tenants[tenant]
+
+    def end(self, tenant: str) -> None:
+        """Count a call that has begun no more."""
+        self._advice.note_end(self._clock())
+        own = self._tenants[tenant]
+        self._num_calls -= 1
+        own.num_calls -= 1
+        if not own.num_calls:
+            del self._tenants[tenant]
+
+    def _weights(self, own: _Tenant, weight: float) -> float:
+        """Return the weights of all tenants with calls, that of `own` as it is now."""
+        return sum(one.weight for one in self._tenants.values()) - own.weight + weight
 
     def _note_refusal(self) -> None:
         if not self._num_refused:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,7 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             proved = self._of_token(handler_call_details.invocation_metadata)
             if proved is not None:
                 self._admit(proved.caller.identity, method)
-                if self._is_shared(proved.caller, method):
-                    self._shares.check(proved.caller.identity.tenant, proved.caller.weight)
+                self._share(proved.caller, method)
         except QueueFull as error:
             return _turning_away(error)
         except (Unauthenticated, PermissionDenied) as error:
@@ -142,18 +141,20 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         async def respond(requests: AsyncIterator[Any], context: Context) -> object:
             proved = self._of_certificate(context)
             self._admit(proved.caller.identity, method)
+            self._share(proved.caller, method)
             request = requests if handler.request_streaming else await _only(requests, method)
             return await self._served(handler, proved, method)(request, context)
 
         return respond
 
-    def _is_shared(self, caller: Caller, method: str) -> bool:
-        return method in SHARED and not caller.is_delegate
-
-    def _sharing(self, caller: Caller, method: str) -> AbstractContextManager[None]:
-        if not self._is_shared(caller, method):
-            return nullcontext()
-        return self._shares.serving(caller.identity.tenant, caller.weight)
+    def _share(self, caller: Caller, method: str) -> None:
+        """Count the call among its tenant's until its task ends, or refuse it."""
+        if method not in SHARED or caller.is_delegate:
+            return
+        tenant, task = caller.identity.tenant, asyncio.current_task()
+        assert task is not None
+        self._shares.begin(tenant, caller.weight)
+        task.add_done_callback(lambda _: self._shares.end(tenant))
 
     def _served(
         self, handler: Handler, proved: _Proved, method: str
@@ -167,10 +168,7 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                     request = _each_claimed(request, caller.identity)
                 elif not handler.request_streaming:
                     claim(request, caller.identity)
-            with (
-                self._sharing(caller, method),
-                self._credentials.holding(caller, proved.find, self._role),
-            ):
+            with self._credentials.holding(caller, proved.find, self._role):
                 return await serve(behavior, request, context)
 
         return respond

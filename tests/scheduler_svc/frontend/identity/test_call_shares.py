@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -43,39 +42,39 @@ def is_refused(shares: CallShares, tenant: str, weight: float = 1.0) -> bool:
     return False
 
 
-async def test_tenant_alone_has_all_places(shares_of_four, stack):
+async def test_tenant_alone_has_all_places(shares_of_four):
     """
     One tenant fills all places and no more; another one is let in beside it, and has room up to
     its half while the first has more than its own.
     """
     for _ in range(4):
-        stack.enter_context(shares_of_four.serving("greedy", 1.0))
+        shares_of_four.begin("greedy", 1.0)
     assert is_refused(shares_of_four, "greedy")
-    stack.enter_context(shares_of_four.serving("polite", 1.0))
-    stack.enter_context(shares_of_four.serving("polite", 1.0))
+    shares_of_four.begin("polite", 1.0)
+    shares_of_four.begin("polite", 1.0)
     assert is_refused(shares_of_four, "polite")
     assert is_refused(shares_of_four, "greedy")
     assert not is_refused(shares_of_four, "third")
 
 
-async def test_free_places_are_for_all(shares_of_four, stack):
+async def test_free_places_are_for_all(shares_of_four):
     """
     While a place is free, a tenant may have more than its share.
     """
-    stack.enter_context(shares_of_four.serving("polite", 1.0))
+    shares_of_four.begin("polite", 1.0)
     for _ in range(3):
-        stack.enter_context(shares_of_four.serving("greedy", 1.0))
+        shares_of_four.begin("greedy", 1.0)
     assert is_refused(shares_of_four, "greedy")
 
 
-async def test_share_follows_the_weight(shares_of_four, stack):
+async def test_share_follows_the_weight(shares_of_four):
     """
     A tenant of three times the weight has three places of four.
     """
     for _ in range(4):
-        stack.enter_context(shares_of_four.serving("light", 1.0))
+        shares_of_four.begin("light", 1.0)
     for _ in range(3):
-        stack.enter_context(shares_of_four.serving("heavy", 3.0))
+        shares_of_four.begin("heavy", 3.0)
     assert is_refused(shares_of_four, "heavy", 3.0)
 
 
@@ -84,20 +83,42 @@ async def test_places_of_ended_calls_are_free(shares_of_four):
     Calls that ended take no place, and their tenant no share.
     """
     for _ in range(2):
-        with ExitStack() as calls:
-            for _ in range(4):
-                calls.enter_context(shares_of_four.serving("greedy", 1.0))
-            assert is_refused(shares_of_four, "greedy")
+        for _ in range(4):
+            shares_of_four.begin("greedy", 1.0)
+        assert is_refused(shares_of_four, "greedy")
+        for _ in range(4):
+            shares_of_four.end("greedy")
     assert not is_refused(shares_of_four, "greedy")
 
 
-async def test_many_refusals_take_one_line_of_the_log(shares_of_four, stack, monkeypatch):
+def few(shares: CallShares, *tenants: str, weight: float = 1.0) -> list[bool]:
+    return [shares.has_few(tenant, weight) for tenant in tenants]
+
+
+async def test_tenant_has_few_below_half_of_its_share(shares_of_four):
+    """
+    Beside three calls of another tenant, one has few with none, and not with one; the other has
+    not, nor any while there are no calls.
+    """
+    assert [False] == few(shares_of_four, "polite")
+    for _ in range(3):
+        shares_of_four.begin("greedy", 1.0)
+    assert 3 == shares_of_four.num_calls
+    assert [True, False] == few(shares_of_four, "polite", "greedy")
+    shares_of_four.begin("polite", 1.0)
+    assert [False, False] == few(shares_of_four, "polite", "greedy")
+    assert [True] == few(shares_of_four, "polite", weight=4.0)
+    shares_of_four.end("polite")
+    assert [True] == few(shares_of_four, "polite")
+
+
+async def test_many_refusals_take_one_line_of_the_log(shares_of_four, monkeypatch):
     """
     Refusals are counted, and logged together.
     """
     monkeypatch.setattr("scheduler_svc.frontend.identity.call_shares.LOG_INTERVAL_S", 0.0)
     for _ in range(4):
-        stack.enter_context(shares_of_four.serving("greedy", 1.0))
+        shares_of_four.begin("greedy", 1.0)
     with capture_logs() as lines:
         assert [True] * 9 == [is_refused(shares_of_four, "greedy") for _ in range(9)]
         await until(lambda: lines)
@@ -107,12 +128,6 @@ async def test_many_refusals_take_one_line_of_the_log(shares_of_four, stack, mon
 @pytest.fixture
 def shares_of_four() -> CallShares:
     return CallShares(4, lambda: 0.0)
-
-
-@pytest.fixture
-def stack():
-    with ExitStack() as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -189,7 +189,7 @@ class TestWaiting:
         submit = await within(frontend.core.submits.get())
         call.cancel()
         assert 2.5 == submit.queue_limit_s
-        assert 0 < submit.give_up_s - submit.arrival_s <= 60
+        assert 59 < submit.give_up_s - submit.arrival_s < 61  # gRPC rounds it up
         call = stub.Generate(request())
         submit = await within(frontend.core.submits.get())
         call.cancel()

@@ -1,0 +1,60 @@
+"""How many calls begin while the event loop is late, so that tenants with few do not wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+LATE_S = 0.0015
+"""Lateness of a timer from which the loop counts as late."""
+GUARD_S = 1.0
+"""Seconds for which calls are held back after the last one of a tenant with few."""
+_SHRINK = 0.98
+_GROW = 0.25
+"""Change of the window by one timer that was late, and by one that was not."""
+
+
+class CallWindow:
+    """
+    Most calls that are served at a time while calls of a tenant with few are among them.
+
+    A call passes about eight turns of the event loop before its first token. Once many calls keep
+    the loop busy all the time, each turn is long, and every call waits for each of its turns, even
+    if it goes first. A window like that of TCP's congestion control keeps the loop just under that:
+    it shrinks by a part when a timer fires late and grows by a step when one does not, and settles
+    where about one timer in eight is late.
+
+    It costs throughput, so it acts only for `GUARD_S` after a call of a tenant that has few, and it
+    never goes below an eighth of the places. Pure; the clock is given.
+    """
+
+    def __init__(self, max_calls: int, clock: Callable[[], float]) -> None:
+        """
+        Args:
+            max_calls: Places in the core, so most calls that are of use at a time.
+            clock: Monotonic clock.
+        """
+        self._clock = clock
+        self._least = max(1.0, max_calls / 8)
+        self._most = max(1.0, float(max_calls))
+        self._size = max(1.0, max_calls / 4)
+        self._guarded_until_s = clock()
+
+    @property
+    def size(self) -> float:
+        """Most calls at a time, now."""
+        return self._size
+
+    def guard(self) -> None:
+        """Note that a call of a tenant with few begins beside those of others."""
+        self._guarded_until_s = self._clock() + GUARD_S
+
+    def is_open(self, num_calls: int) -> bool:
+        """Return whether a tenant with many may begin a call beside the `num_calls` there are."""
+        return num_calls < self._size or self._clock() >= self._guarded_until_s
+
+    def note_timer(self, late_s: float) -> None:
+        """Adapt to a timer that fired `late_s` seconds after its time while calls were held."""
+        if late_s > LATE_S:
+            self._size = max(self._least, self._size * _SHRINK)
+        else:
+            self._size = min(self._most, self._size + _GROW)
