@@ -87,9 +87,9 @@ class TenantGate:
         if not isinstance(caller, _Tenant) or caller.is_delegate:
             return True
         if self._shares.has_few(caller.name, caller.weight):
-            self._window.guard()
+            self._window.guard(caller.name)
             return True
-        if self._window.is_open(self._shares.num_calls):
+        if self._window.is_open(caller.name, self._shares.num_calls):
             return True
         self._has_held = True
         return False

@@ -85,12 +85,12 @@ class CallShares:
 
     def has_few(self, tenant: str, weight: float) -> bool:
         """
-        Return whether others have calls, and the tenant less than half of what its weight would
-        give it of all of them.
+        Return whether the tenant has no calls, or less than half of what its weight would give it
+        of those of all.
         """
         own = self._tenants.get(tenant)
         if own is None:
-            return self._num_calls > 0
+            return True
         return 2 * own.num_calls < self._num_calls * weight / self._weights(own, weight)
 
     def begin(self, tenant: str, weight: float) -> None:

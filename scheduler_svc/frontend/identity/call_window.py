@@ -8,8 +8,8 @@ LATE_S = 0.0015
 """Lateness of a timer from which the loop counts as late."""
 GUARD_S = 1.0
 """Seconds for which calls are held back after the last one of a tenant with few."""
-_SHRINK = 0.98
-_GROW = 0.25
+_SHRINK = 0.97
+_GROW = 0.1
 """Change of the window by one timer that was late, and by one that was not."""
 
 
@@ -21,10 +21,10 @@ class CallWindow:
     the loop busy all the time, each turn is long, and every call waits for each of its turns, even
     if it goes first. A window like that of TCP's congestion control keeps the loop just under that:
     it shrinks by a part when a timer fires late and grows by a step when one does not, and settles
-    where about one timer in eight is late.
+    where about one timer in twenty is late.
 
-    It costs throughput, so it acts only for `GUARD_S` after a call of a tenant that has few, and it
-    never goes below an eighth of the places. Pure; the clock is given.
+    It costs throughput, so it holds a tenant only for `GUARD_S` after a call of another one that
+    has few, and never goes below an eighth of the places. Pure; the clock is given.
     """
 
     def __init__(self, max_calls: int, clock: Callable[[], float]) -> None:
@@ -37,20 +37,28 @@ class CallWindow:
         self._least = max(1.0, max_calls / 8)
         self._most = max(1.0, float(max_calls))
         self._size = max(1.0, max_calls / 4)
-        self._guarded_until_s = clock()
+        self._newest = ("", clock())
+        """Tenant that was guarded last, and until when."""
+        self._other = self._newest
+        """The same of the last one that is not this tenant."""
 
     @property
     def size(self) -> float:
         """Most calls at a time, now."""
         return self._size
 
-    def guard(self) -> None:
-        """Note that a call of a tenant with few begins beside those of others."""
-        self._guarded_until_s = self._clock() + GUARD_S
+    def guard(self, tenant: str) -> None:
+        """Note that a tenant with few begins a call."""
+        if self._newest[0] != tenant:
+            self._other = self._newest
+        self._newest = (tenant, self._clock() + GUARD_S)
 
-    def is_open(self, num_calls: int) -> bool:
+    def is_open(self, tenant: str, num_calls: int) -> bool:
         """Return whether a tenant with many may begin a call beside the `num_calls` there are."""
-        return num_calls < self._size or self._clock() >= self._guarded_until_s
+        if num_calls < self._size:
+            return True
+        name, until_s = self._newest
+        return self._clock() >= (self._other[1] if name == tenant else until_s)
 
     def note_timer(self, late_s: float) -> None:
         """Adapt to a timer that fired `late_s` seconds after its time while calls were held."""

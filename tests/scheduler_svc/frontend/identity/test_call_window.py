@@ -35,35 +35,51 @@ def test_window_is_open_without_tenants_with_few(window):
     """
     for _ in range(1000):
         window.note_timer(LATE)
-    assert window.is_open(10_000)
+    assert window.is_open("greedy", 10_000)
 
 
 def test_window_holds_for_a_second_after_a_tenant_with_few(window, clock):
     """
     A call of a tenant with few closes the window above its size, for GUARD_S each time.
     """
-    window.guard()
-    assert window.is_open(63)
-    assert not window.is_open(64)
+    window.guard("polite")
+    assert window.is_open("greedy", 63)
+    assert not window.is_open("greedy", 64)
     clock.now_s += GUARD_S / 2
-    window.guard()
+    window.guard("polite")
     clock.now_s += 0.9 * GUARD_S
-    assert not window.is_open(64)
+    assert not window.is_open("greedy", 64)
     clock.now_s += 0.1 * GUARD_S
-    assert window.is_open(64)
+    assert window.is_open("greedy", 64)
+
+
+def test_tenant_is_not_held_for_itself(window, clock):
+    """
+    A tenant that had few and now has many may take all places, unless another was guarded
+    meanwhile, however often it was guarded itself.
+    """
+    window.guard("greedy")
+    assert window.is_open("greedy", 256)
+    assert not window.is_open("other", 256)
+    window.guard("polite")
+    window.guard("greedy")
+    window.guard("greedy")
+    assert not window.is_open("greedy", 256)
+    clock.now_s += GUARD_S
+    assert window.is_open("greedy", 256)
 
 
 def test_late_timers_shrink_it_to_an_eighth_of_the_places(window):
     """
     However late the loop is, an eighth of the places is left to tenants with many.
     """
-    window.guard()
+    window.guard("polite")
     window.note_timer(LATE)
-    assert 62.72 == pytest.approx(window.size, rel=1e-9)  # 2 % less; float arithmetic
+    assert 62.08 == pytest.approx(window.size, rel=1e-9)  # 3 % less; float arithmetic
     for _ in range(1000):
         window.note_timer(LATE)
     assert 32 == window.size
-    assert window.is_open(31)
+    assert window.is_open("greedy", 31)
 
 
 def test_timers_in_time_let_it_grow_to_all_places(window):
@@ -71,14 +87,14 @@ def test_timers_in_time_let_it_grow_to_all_places(window):
     A loop that is in time gives every place back, by and by.
     """
     window.note_timer(IN_TIME)
-    assert 64.25 == window.size
-    for _ in range(1000):
+    assert 64.1 == window.size
+    for _ in range(2000):
         window.note_timer(IN_TIME)
     assert 256 == window.size
 
 
-@pytest.mark.parametrize(("lateness", "grows"), [(15, True), (5, False)])
-def test_it_settles_where_one_timer_in_eight_is_late(window, lateness, grows):
+@pytest.mark.parametrize(("lateness", "grows"), [(40, True), (10, False)])
+def test_it_settles_where_one_timer_in_twenty_is_late(window, lateness, grows):
     """
     With a timer late more seldom it grows, and with one late more often it shrinks.
     """
@@ -93,8 +109,8 @@ def test_one_place_is_always_open(clock):
     A service with a single place serves one call at a time.
     """
     window = CallWindow(1, clock)
-    window.guard()
+    window.guard("polite")
     for _ in range(10):
         window.note_timer(LATE)
-    assert window.is_open(0)
-    assert not window.is_open(1)
+    assert window.is_open("greedy", 0)
+    assert not window.is_open("greedy", 1)
