@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-LATE_S = 0.0015
+LATE_S = 0.0012
 """Lateness of a timer from which the loop counts as late."""
 GUARD_S = 1.0
 """Seconds for which calls are held back after the last one of a tenant with few."""
