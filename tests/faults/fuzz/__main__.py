@@ -31,7 +31,7 @@ CASES: Mapping[str, int] = {
     "fields": 275_000,
     "bytes": 275_000,
     "resume": 100_000,
-    HTTP: 245_000,
+    HTTP: 250_000,
     OPENAPI: 5_000,
     TCP: 100_000,
 }
