@@ -29,13 +29,16 @@ POLL_S = 0.05
 EXECUTOR_SOCKET = "executor.sock"
 SCHEDULER_SOCKET = "scheduler.sock"
 LINK_SECURITY: Mapping[ServiceName, tuple[str, ...]] = {
-    "executor": ("tls_cert", "tls_key", "tls_client_ca", "link_token_file"),
-    "scheduler": ("executor_ca", "executor_cert", "executor_key", "link_token_file"),
+    "executor": ("tls_cert", "tls_key", "tls_client_ca", "link_token_file", "insecure_link"),
+    "scheduler": (
+        *("executor_ca", "executor_cert", "executor_key", "link_token_file", "insecure_link"),
+    ),
 }
 """
 Options of the link's security, which are set to none: a file for both services names certificates
 of the ports, and variables may be set for an executor on a network.
 """
+_SWITCH = "insecure_link"
 MIN_LOG_BYTES = 1 << 20
 STOP_S = 10.0
 """Seconds that a child may take to stop, besides the grace period for running requests."""
@@ -286,14 +289,14 @@ def _start(
     executor = Service(
         "executor",
         "executor_svc",
-        [f"--listen={executor_address}", *plan.executor_arguments, *_plain_link("executor")],
+        [*plan.executor_arguments, f"--listen={executor_address}", *plain_link("executor")],
         folder,
     )
     server.services.append(executor)
     scheduler = Service(
         "scheduler",
         "scheduler_svc",
-        [*ours, drain, *plan.scheduler_arguments, *_plain_link("scheduler")],
+        [*ours, drain, *plan.scheduler_arguments, *plain_link("scheduler")],
         folder,
     )
     server.services.append(scheduler)
@@ -309,8 +312,10 @@ def _start(
         _start_gateway(server, plan, deadline_s)
 
 
-def _plain_link(service: ServiceName) -> list[str]:
-    return [f"{flag_of(name)}=" for name in LINK_SECURITY[service]]
+def plain_link(service: ServiceName) -> list[str]:
+    """Return the flags that take everything back that was set for a link on a network."""
+    files = [name for name in LINK_SECURITY[service] if name != _SWITCH]
+    return [*(f"{flag_of(name)}=" for name in files), flag_of(f"no_{_SWITCH}")]
 
 
 def _start_gateway(server: RunningServer, plan: LocalServer, deadline_s: float) -> None:
