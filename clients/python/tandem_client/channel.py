@@ -15,12 +15,11 @@ import grpc
 import grpc.aio
 
 from tandem.errors import InvalidConfig
-from tandem.network.address import names_this_machine
 from tandem.network.tls_files import client_tls
 from tandem.network.tls_pairs import channel_credentials
 from tandem_client.request.names import suggests_names
 from tandem_client.streams.retry import RetryPolicy
-from tandem_client.targets import ROUND_ROBIN, has_several, takes_turns, target_of
+from tandem_client.targets import ROUND_ROBIN, has_several, has_this_machine, takes_turns, target_of
 
 Call = TypeVar("Call")
 
@@ -92,7 +91,7 @@ class ChannelOptions:
             # Clients in one process must not share a connection: each has its own flow control.
             ("grpc.use_local_subchannel_pool", 1),
         ]
-        if names_this_machine(address):
+        if has_this_machine(address):
             # A proxy from the environment cannot reach this machine for us.
             options.append(("grpc.enable_http_proxy", 0))
         if self.keepalive_s is not None:

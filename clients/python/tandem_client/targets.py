@@ -7,7 +7,12 @@ import os
 from collections.abc import Sequence
 
 from tandem.errors import InvalidConfig
-from tandem.network.address import check_server_address, host_and_port, without_brackets
+from tandem.network.address import (
+    check_server_address,
+    host_and_port,
+    names_this_machine,
+    without_brackets,
+)
 
 ROUND_ROBIN = ("grpc.lb_policy_name", "round_robin")
 """Channel argument that has calls take turns among all servers of a target."""
@@ -50,6 +55,12 @@ def target_of(address: str) -> str:
 def has_several(address: str) -> bool:
     """Return True if commas separate several addresses; gRPC's own `ipv4:` targets are one."""
     return _SEPARATOR in address and not address.startswith(_ONE_TARGET)
+
+
+def has_this_machine(address: str) -> bool:
+    """Return True if an address, or one of several, is of this machine."""
+    places = address.split(_SEPARATOR) if has_several(address) else [address]
+    return any(names_this_machine(one.strip()) for one in places)
 
 
 def takes_turns(address: str) -> bool:

@@ -289,7 +289,7 @@ def _start(
     executor = Service(
         "executor",
         "executor_svc",
-        [*plan.executor_arguments, f"--listen={executor_address}", *plain_link("executor")],
+        [f"--listen={executor_address}", *plan.executor_arguments, *plain_link("executor")],
         folder,
     )
     server.services.append(executor)
