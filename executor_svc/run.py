@@ -36,6 +36,7 @@ def run(argv: Sequence[str]) -> int:
     loaded = load_settings(argv, os.environ)
     configure_logging(loaded.settings.log_level, loaded.settings.log_format)
     check_limits(MIN_ADDRESS_SPACE_BYTES)
+    loaded.check_link()
     check_model_directory(loaded.settings.model)  # before imports that take seconds
     return _forecast(loaded) if loaded.settings.dry_run else _serve(loaded)
 
@@ -77,7 +78,11 @@ def _serve(loaded: LoadedSettings) -> int:
     token = None if settings.link_token_file is None else LinkToken(settings.link_token_file)
     return serve(
         lambda on_fatal: ExecutorServer(
-            lambda boot_id: load_engine(loaded, boot_id), on_fatal, tls=settings.tls, token=token
+            lambda boot_id: load_engine(loaded, boot_id),
+            on_fatal,
+            tls=settings.tls,
+            token=token,
+            insecure_link=settings.insecure_link,
         ),
         listen=settings.listen,
         ready_file=settings.ready_file,

@@ -30,9 +30,13 @@ def run(argv: Sequence[str]) -> int:
     loaded = load_settings(argv, os.environ)
     settings = loaded.settings
     if settings.dry_run:
-        from scheduler_svc.service.port_security import check_files  # noqa: PLC0415  # imports gRPC
+        # These import gRPC.
+        from scheduler_svc.executor_client.channel import ExecutorAccess  # noqa: PLC0415
+        from scheduler_svc.service.port_security import check_files  # noqa: PLC0415
 
         check_files(settings.frontend_security())
+        access = ExecutorAccess(settings.executor_tls, settings.link_token_file)
+        access.check(settings.executor_addresses, insecure_link=settings.insecure_link)
         show = as_json if settings.log_format == "json" else as_text
         sys.stdout.write(show(forecast(loaded)))
         return EXIT_DONE

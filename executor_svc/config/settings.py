@@ -14,11 +14,13 @@ from pydantic import BeforeValidator, Field
 from executor_svc.config.graph_sizes import GraphCount, check_graph_count
 from executor_svc.model.files.directory import find_model
 from tandem.engine_config import MAX_THREADS, EngineConfig
+from tandem.network.link_security import check_listener
 from tandem.network.tls_files import ServerTls, server_tls
 from tandem.settings.options import Group
 from tandem.settings.program import Program
 from tandem.settings.reader import read_settings
 from tandem.settings.schema import (
+    INSECURE_LINK,
     Address,
     BlockSize,
     BufferSizeGb,
@@ -176,6 +178,7 @@ class _LinkSecurity(OptionGroup):
         description="file of tokens, one a line, of which a scheduler must send one; health needs "
         "none",
     )
+    insecure_link: bool = Field(False, description=INSECURE_LINK)
 
     @property
     def tls(self) -> ServerTls | None:
@@ -247,6 +250,21 @@ class LoadedSettings(Loaded[ExecutorSettings]):
     def model_name(self) -> str:
         """The name clients see."""
         return self.settings.model_name or self.settings.model.resolve().name
+
+    def check_link(self) -> None:
+        """
+        Check that a link that leaves this machine is protected.
+
+        Raises:
+            InvalidConfig: It is not, and `insecure_link` does not allow that.
+        """
+        settings = self.settings
+        check_listener(
+            settings.listen,
+            is_authenticated=settings.link_token_file is not None
+            or settings.tls_client_ca is not None,
+            insecure_link=settings.insecure_link,
+        )
 
 
 def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedSettings:

@@ -32,6 +32,7 @@ from executor_svc.server.step_link import StepLink
 from tandem.errors import AddressInUse, Draining, InternalError, TandemError
 from tandem.link.codec.wire import MAX_MESSAGE_BYTES
 from tandem.network.address import host_and_port, is_unix
+from tandem.network.link_security import check_listener, socket_of_this_user
 from tandem.network.link_token import LinkToken, TokenGuard
 from tandem.network.listen_address import ListenAddress
 from tandem.network.reflection import serve_reflection
@@ -48,6 +49,9 @@ _STREAM_END_GRACE_S = 2.0
 _SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", _MAX_STREAMS),
+    # Else gRPC counts calls that are over for their client until this process has let go of them,
+    # and refuses others for them with REFUSED_STREAM: UNAVAILABLE without a reason.
+    ("grpc.http.overload_protection", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # A scheduler on a node that vanished closes no connection, and holds its session until a ping
@@ -83,6 +87,7 @@ class ExecutorServer:
         max_inflight_steps: int = MAX_INFLIGHT_STEPS,
         tls: ServerTls | None = None,
         token: LinkToken | None = None,
+        insecure_link: bool = False,
     ) -> None:
         """
         Args:
@@ -93,12 +98,17 @@ class ExecutorServer:
             max_inflight_steps: Credit of schedulers; equal to that of the engine's description.
             tls: Files to listen with; None for plain text.
             token: Token that calls must carry, but for health and reflection; None for none.
+            insecure_link: True if it may serve every caller where other machines can reach it.
 
         Raises:
             InvalidConfig: The files of `tls` cannot be used.
         """
         self._tls = tls
         self._token = token
+        self._is_authenticated = token is not None or (
+            tls is not None and tls.requires_client_certificate
+        )
+        self._insecure_link = insecure_link
         self._credentials = None if tls is None else server_credentials(tls)
         self.boot_id = uuid.uuid4().hex
         self.address = ""
@@ -125,13 +135,20 @@ class ExecutorServer:
 
     def listen(self, address: str) -> None:
         """
-        Bind and serve; calls that need the model answer EXECUTOR_LOADING until it is loaded.
+        Bind and serve; calls that need the model answer EXECUTOR_LOADING until it is loaded. Other
+        users cannot open a unix socket unless callers must prove who they are.
 
         Raises:
             AddressInUse: Another process listens there.
             InvalidConfig: The address cannot be listened on, for example because it is not one of
-                this machine's.
+                this machine's; or other machines can reach it and callers need not prove who they
+                are.
         """
+        check_listener(
+            address,
+            is_authenticated=self._is_authenticated,
+            insecure_link=self._insecure_link,
+        )
         self._place = ListenAddress("listen", address)
         try:
             port = self._add_port(address)
@@ -147,8 +164,7 @@ class ExecutorServer:
         warn_where_unprotected(
             {"listen": self.address},
             is_encrypted=self._tls is not None,
-            is_authenticated=self._token is not None
-            or (self._tls is not None and self._tls.requires_client_certificate),
+            is_authenticated=self._is_authenticated,
         )
 
     def load(self) -> None:
@@ -191,9 +207,11 @@ class ExecutorServer:
         partial.replace(path)
 
     def _add_port(self, address: str) -> int:
-        if self._credentials is None:
-            return self._server.add_insecure_port(address)
-        return self._server.add_secure_port(address, self._credentials)
+        is_open = self._is_authenticated or self._insecure_link
+        with socket_of_this_user(address, is_open=is_open):
+            if self._credentials is None:
+                return self._server.add_insecure_port(address)
+            return self._server.add_secure_port(address, self._credentials)
 
     def _build_server(self) -> grpc.Server:
         guards = [] if self._token is None else [TokenGuard(SERVICE_NAME, self._token)]

@@ -10,7 +10,7 @@ from pydantic import Field
 from scheduler_svc.config.frontend_security import FrontendSecurity
 from tandem.network.tls_files import ClientTls, client_tls
 from tandem.settings.options import Group
-from tandem.settings.schema import LinkTokenFile, OptionGroup
+from tandem.settings.schema import INSECURE_LINK, LinkTokenFile, OptionGroup
 
 
 class PortSecuritySettings(OptionGroup):
@@ -93,6 +93,7 @@ class ExecutorSecuritySettings(OptionGroup):
     link_token_file: LinkTokenFile = Field(
         None, description="file whose first line is the token to send to executors"
     )
+    insecure_link: bool = Field(False, description=INSECURE_LINK)
 
     @property
     def executor_tls(self) -> ClientTls | None:

@@ -122,6 +122,13 @@ class SchedulerSettings(
         description="largest request message a client may send, bytes; 4 for each token id of "
         "prompt and resumed outputs, so that the default holds a million",
     )
+    undecoded_share: float = Field(
+        0.667,
+        gt=0,
+        le=1,
+        description="share of the 96 MiB of large messages that may wait to be decoded which one "
+        "connection alone may have; several have less each, and some is left for others",
+    )
     max_streams_per_connection: int = Field(
         1024, ge=1, description="most calls at a time on one connection; a client holds back more"
     )

@@ -13,6 +13,7 @@ from scheduler_svc.executor_client.link_events import LONGEST_BACKOFF_S
 from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
 from tandem.link.codec.wire import MAX_MESSAGE_BYTES
 from tandem.network.address import names_this_machine
+from tandem.network.link_security import check_executors
 from tandem.network.link_token import LinkToken
 from tandem.network.tls import ClientCredentials
 from tandem.network.tls_files import ClientTls
@@ -85,6 +86,17 @@ class ExecutorAccess:
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the metadata for the next call."""
         return () if self._token is None else self._token.metadata()
+
+    def check(self, addresses: Sequence[str], *, insecure_link: bool) -> None:
+        """
+        Check that calls to these addresses prove who calls wherever they leave this machine.
+
+        Raises:
+            InvalidConfig: They do not, and `insecure_link` does not allow that.
+        """
+        check_executors(
+            addresses, is_authenticated=self._is_authenticated, insecure_link=insecure_link
+        )
 
     def warn_where_unprotected(self, addresses: Sequence[str]) -> None:
         """Log a warning for each address of another machine that is called without protection."""

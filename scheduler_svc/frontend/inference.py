@@ -8,6 +8,7 @@ from contextlib import aclosing
 from scheduler_svc.frontend.batch.item_counts import ItemCounts
 from scheduler_svc.frontend.batch.stream import BatchStream
 from scheduler_svc.frontend.core_client import CoreClient
+from scheduler_svc.frontend.identity.call_shares import CallShares
 from scheduler_svc.frontend.models import check_page, describe_model
 from scheduler_svc.frontend.request.tokens import detokenize, tokenize
 from scheduler_svc.frontend.request.unknown_fields import refuse_unknown_fields
@@ -35,6 +36,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         *,
         max_request_bytes: int,
         max_items: int,
+        shares: CallShares,
         max_pending_bytes: int,
         scores_prompts: bool,
     ) -> None:
@@ -45,6 +47,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             clock: Clock of the core.
             max_request_bytes: Largest request message.
             max_items: Most items of batches that one connection may have at a time.
+            shares: Calls of each tenant, among which items of batches count.
             max_pending_bytes: Most output of one batch that may wait for its client.
             scores_prompts: The core accepts requests for log probabilities of their prompts.
         """
@@ -53,7 +56,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         self._scores_prompts = scores_prompts
         self._threads = threads
         self._serving = RequestServing(core, threads, clock)
-        self._counts = ItemCounts(max_items)
+        self._counts = ItemCounts(max_items, shares)
         self._max_pending_bytes = max_pending_bytes
         self._batches: set[BatchStream] = set()
         core.on_change(self._ring_batches)

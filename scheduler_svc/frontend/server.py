@@ -81,7 +81,7 @@ async def start_servers(
         AddressInUse: One of them cannot be bound.
         InvalidConfig: One of them is not host:port, or a file of their security cannot be used.
     """
-    errors = ErrorInterceptor(MessageIntake())
+    errors = ErrorInterceptor(MessageIntake(connection_share=settings.undecoded_share))
     health = HealthServicer()
     publish_health(core, health, (INFERENCE, ADMIN))
     threads = TokenizerThreads(
@@ -91,11 +91,11 @@ async def start_servers(
     security = settings.security
     public_tls, admin_tls = security.public_tls(), security.admin_tls()
     credentials = open_credentials(security, clock)
-    inference = _inference(settings, core, threads, clock)
+    shares = CallShares(settings.max_num_seqs, clock)
+    inference = _inference(settings, core, threads, clock, shares)
     access = _executor_access(settings)
     operation = AdminServicer(core, access, drain_grace_s=settings.drain_grace_s)
 
-    shares = CallShares(settings.max_num_seqs, clock)
     gate = call_gate(credentials, shares, settings.max_num_seqs, clock)
     checks = checking(credentials, Role.GENERATE, shares, public_tls)
     public = _server(settings, health, (INFERENCE,), (errors, *checks), gate)
@@ -137,6 +137,7 @@ def _inference(
     core: CoreClient,
     threads: TokenizerThreads,
     clock: Callable[[], float],
+    shares: CallShares,
 ) -> InferenceServicer:
     return InferenceServicer(
         core,
@@ -144,6 +145,7 @@ def _inference(
         clock,
         max_request_bytes=settings.max_message_bytes,
         max_items=settings.max_streams_per_connection,
+        shares=shares,
         max_pending_bytes=BATCH_BUFFERS * settings.max_pending_bytes,
         scores_prompts=settings.scores_prompts,
     )

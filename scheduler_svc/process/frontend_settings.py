@@ -26,6 +26,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         log_level: "debug", "info", "warning" or "error".
         log_format: "json" or "console".
         max_message_bytes: Largest request message accepted.
+        undecoded_share: Most of the bytes that wait to be decoded that one connection may have.
         max_streams_per_connection: Most calls at a time on one connection; clients hold back more.
         max_num_seqs: Most requests in the core, of which each tenant has a share.
         max_connection_age_s: Age, in seconds, at which a connection takes no more calls; None for
@@ -57,6 +58,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     log_level: str = "info"
     log_format: str = "console"
     max_message_bytes: int = 4 * 1024 * 1024
+    undecoded_share: float = 0.667
     max_streams_per_connection: int = 1024
     max_num_seqs: int = EngineConfig().max_num_seqs
     max_connection_age_s: float | None = None

@@ -78,19 +78,26 @@ class Service:
     """One scheduler service process; `run` may be called once."""
 
     def __init__(self, loaded: LoadedSettings) -> None:
+        """
+        Raises:
+            InvalidConfig: A file of the link's security cannot be used, or calls to an executor on
+                another machine would not prove who calls.
+        """
         self._settings = loaded.settings
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
         # Set before anything is created that a signal could leave behind; `run` handles the signal.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         access = ExecutorAccess(self._settings.executor_tls, self._settings.link_token_file)
-        access.warn_where_unprotected(self._settings.executor_addresses)
+        addresses = self._settings.executor_addresses
+        access.check(addresses, insecure_link=self._settings.insecure_link)
+        access.warn_where_unprotected(addresses)
         self._scratch = ScratchDirectory()
         self._ipc_path = self._scratch.path / CORE_SOCKET
         self._wakeup = Wakeup()
         self._socket = CoreSocket(self._ipc_path)
         connector = ExecutorConnector(
-            self._settings.executor_addresses,
+            addresses,
             scheduler=scheduler_id(self._settings),
             lease_ms=self._settings.lease_ms,
             take_over=self._settings.take_over,
@@ -165,6 +172,7 @@ class Service:
                 log_level=settings.log_level,
                 log_format=settings.log_format,
                 max_message_bytes=settings.max_message_bytes,
+                undecoded_share=settings.undecoded_share,
                 max_streams_per_connection=settings.max_streams_per_connection,
                 max_num_seqs=settings.max_num_seqs,
                 max_connection_age_s=settings.max_connection_age_s,

@@ -9,7 +9,7 @@ import pytest
 
 from tandem_client import Client
 from tests.e2e.cluster import Cluster
-from tests.faults.abuse import burst
+from tests.faults.abuse.public_port import burst
 from tests.waiting import wait_until
 
 AGED_S = 1.0

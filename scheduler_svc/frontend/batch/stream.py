@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Coroutine
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from scheduler_svc.frontend.batch.item import Item
-from scheduler_svc.frontend.batch.item_counts import ItemCounts, connection_of
+from scheduler_svc.frontend.batch.item_counts import ItemCounts
 from scheduler_svc.frontend.calls.call_id import call_id, start_call
 from scheduler_svc.frontend.calls.failures import typed_failure
 from scheduler_svc.frontend.identity.access import claim
 from scheduler_svc.frontend.identity.identity import current_caller
+from scheduler_svc.frontend.intake.connection import connection_of
 from scheduler_svc.frontend.serving import Context, RequestServing
 from scheduler_svc.frontend.stream.shared_write import ItemBell, SharedWrite
 from tandem.errors import FeatureUnsupported, InvalidParameter, TandemError
@@ -53,7 +54,7 @@ class BatchStream:
         """
         Args:
             serving: Serves the requests.
-            counts: Numbers of items in flight of all connections.
+            counts: Numbers of items in flight of all connections and tenants.
             context: The call.
             max_pending_bytes: Most output of all items that may wait for the client.
         """
@@ -61,6 +62,7 @@ class BatchStream:
         self._counts = counts
         self._context = context
         self._connection = connection_of(context.peer(), self)
+        self._caller = current_caller.get()
         self._write = SharedWrite(max_pending_bytes)
         self._line: deque[ItemBell] = deque()
         """Items with news."""
@@ -142,7 +144,7 @@ class BatchStream:
     def _add(self, one: pb.BatchItem) -> None:
         item = Item(one.item, self._line, self.ring, self._write)
         try:
-            self._counts.enter(self._connection)
+            self._counts.enter(self._connection, self._caller)
         except TandemError as error:
             self._refused[item.number] = item
             item.request_id = one.request.request_id
@@ -156,9 +158,8 @@ class BatchStream:
         start_call(self._context.invocation_metadata())
         item.request_id = call_id()
         try:
-            caller = current_caller.get()
-            if caller is not None:
-                claim(request, caller.identity)
+            if self._caller is not None:
+                claim(request, self._caller.identity)
             left_s = self._context.time_remaining()
             async with self._serving.serve(request, left_s=left_s, bell=item.bell) as output:
                 item.request_id = call_id()
@@ -180,7 +181,7 @@ class BatchStream:
 
     def _leave(self, item: Item) -> None:
         if self._items.pop(item.number, None) is not None:
-            self._counts.leave(self._connection)
+            self._counts.leave(self._connection, self._caller)
             self.ring()
 
     async def _send(self) -> None:

@@ -17,6 +17,7 @@ from scheduler_svc.frontend.calls.rpc_handlers import (
     serve,
     with_behavior,
 )
+from scheduler_svc.frontend.intake.connection import connection_of
 from scheduler_svc.frontend.intake.decoding import MessageIntake
 
 
@@ -57,19 +58,24 @@ def _guarded(
 ) -> Callable[[Any, Context], Awaitable[object]]:
     behavior, decode = behavior_of(handler), handler.request_deserializer
 
-    async def decoded(raw: bytes) -> object:
-        return raw if decode is None else await intake.decode(raw, decode, method)
+    async def decoded(raw: bytes, context: Context) -> object:
+        if decode is None:
+            return raw
+        connection = connection_of(context.peer(), context)
+        return await intake.decode(raw, decode, method, connection)
 
-    async def each_decoded(requests: AsyncIterator[bytes]) -> AsyncIterator[object]:
+    async def each_decoded(
+        requests: AsyncIterator[bytes], context: Context
+    ) -> AsyncIterator[object]:
         async for raw in requests:
-            yield await decoded(raw)
+            yield await decoded(raw, context)
 
     async def respond(request: Any, context: Context) -> object:
         start_call(context.invocation_metadata())
         try:
             if handler.request_streaming:
-                return await serve(behavior, each_decoded(request), context)
-            return await serve(behavior, await decoded(request), context)
+                return await serve(behavior, each_decoded(request, context), context)
+            return await serve(behavior, await decoded(request, context), context)
         except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001  # a bug: a typed error to the client, a traceback to the log

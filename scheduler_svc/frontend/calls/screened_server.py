@@ -82,6 +82,7 @@ class _Line:
                 call = await self._core.posted(self._method)
                 self._calls.add(self._core.gate.caller_of(_context(call)), call)
                 self._has_news.set()
+                del call  # it holds its message, and the next one may come in an hour
         except cygrpc._RequestCallError as error:  # noqa: SLF001  # see above
             self._stop(error)
 
@@ -127,6 +128,7 @@ class _ScreenedCore(cygrpc.AioServer):  # type: ignore[misc]  # of an untyped ex
             refusal = loop.create_task(_refuse(call))
             refusals.add(refusal)  # a loop keeps weak references only
             refusal.add_done_callback(refusals.discard)
+            del call, refusal  # as above
 
 
 def _context(call: Any) -> Any:

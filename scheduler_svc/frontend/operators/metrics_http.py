@@ -71,6 +71,8 @@ async def serve_metrics(
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 status, content_type, body = await _answer(reader, page, tokens)
+                if writer.is_closing():  # the client has reset it, and uvloop's write would raise
+                    return
                 head = (
                     f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\n"
                     f"Content-Length: {len(body)}\r\nConnection: close\r\n"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import jinja2
 import openai
 import pytest
 from langchain_openai import ChatOpenAI
+from tokenizers import Tokenizer
 
 from tandem_client import Client
 from tests.clients.openai_gateway.serving import gateway
@@ -21,6 +25,39 @@ from tests.waiting import wait_until
 PROMPT = "def read_json(path: str) -> dict:"
 HI = [{"role": "user", "content": "Return the sum of two numbers."}]
 MODEL = "tandem-py"
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "read_json",
+            "description": "Read a file.",
+            "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+        },
+    }
+]
+TOOL_MESSAGES = [
+    {"role": "user", "content": "What is in the file?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "c1",
+                "type": "function",
+                "function": {"name": "read_json", "arguments": '{"path": "a.json"}'},
+            }
+        ],
+    },
+    {"role": "tool", "content": "[1, 2]", "tool_call_id": "c1"},
+]
+ARGUMENTS = "call.function.arguments"
+TOOLS_TEMPLATE = (
+    "{{ bos_token }}{% for tool in tools or [] %}# tool {{ tool | tojson }};{% endfor %}"
+    "{% for message in messages %}# {{ message.role }} {{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}"
+    f"{{{{ call.id }}}} {{{{ call.function.name }}}}({{{{ {ARGUMENTS} | tojson }}}})"
+    "{% endfor %};{% endfor %}"
+)
 pytestmark = pytest.mark.slow
 
 
@@ -183,6 +220,61 @@ class TestOpenAI:
         ):
             client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=500)
         wait_until(lambda: 0 == cluster.num_requests(), "the request to end")
+
+
+class TestTools:
+    @pytest.fixture
+    def client_of_tools(self, tmp_path):
+        """A client of a gateway before the bundled model with a template that writes tools."""
+        model = shutil.copytree(BUNDLED_MODEL, tmp_path / MODEL)
+        (model / "chat_template.jinja").write_text(TOOLS_TEMPLATE)
+        running = Cluster(model, tmp_path, ["--dtype=float32"], [])
+        try:
+            running.start_executor()
+            with (
+                gateway(running.address) as served,
+                openai.OpenAI(base_url=f"{served}/v1", api_key="none", max_retries=0) as client,
+            ):
+                yield client
+        finally:
+            running.close()
+
+    def test_tools_are_in_the_prompt_that_is_computed(self, client_of_tools):
+        """
+        A chat with tools, a call of one and its answer has the tokens, one for one, that the model
+        computes for the template as jinja2 writes it here: as many of the prompt, and the same
+        output with the same log probabilities. Without tools it has others.
+        """
+        options = {"model": MODEL, "temperature": 0, "logprobs": True}
+        chats = client_of_tools.chat.completions
+        sent = {"messages": TOOL_MESSAGES, "max_completion_tokens": 16, **options}
+        chat = chats.create(**sent, tools=TOOLS, tool_choice="auto")
+        prompt = rendered_ids(TOOL_MESSAGES, TOOLS)
+        expected = client_of_tools.completions.create(
+            prompt=prompt, max_tokens=16, **options | {"logprobs": 1}
+        )
+        assert len(prompt) == chat.usage.prompt_tokens
+        assert expected.choices[0].text == chat.choices[0].message.content
+        assert expected.choices[0].logprobs.token_logprobs == [
+            one.logprob for one in chat.choices[0].logprobs.content
+        ]
+
+        without = chats.create(**sent)
+        assert len(rendered_ids(TOOL_MESSAGES, None)) == without.usage.prompt_tokens
+        assert without.usage.prompt_tokens < chat.usage.prompt_tokens
+
+
+def rendered_ids(messages: list[dict], tools: list[dict] | None) -> list[int]:
+    """Return the ids of the template's text, rendered without the project's code."""
+    environment = jinja2.Environment()
+    environment.filters |= {"tojson": json.dumps, "parsed": json.loads}
+    # Templates get arguments of calls as objects, where OpenAI's API has a text.
+    source = TOOLS_TEMPLATE.replace(ARGUMENTS, f"{ARGUMENTS} | parsed")
+    text = environment.from_string(source).render(
+        messages=messages, tools=tools, bos_token="<|begin|>"
+    )
+    tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
+    return tokenizer.encode(text, add_special_tokens=False).ids
 
 
 class TestLangChain:

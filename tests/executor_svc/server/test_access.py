@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import stat
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import pytest
@@ -20,7 +27,12 @@ from tandem.errors import (
 from tandem.executor.v1 import executor_service_pb2 as executor_pb2
 from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
 from tandem.network.link_token import LinkToken
-from tandem.network.listen_address import UNAUTHENTICATED, UNENCRYPTED, UNPROTECTED
+from tandem.network.listen_address import (
+    UNAUTHENTICATED,
+    UNENCRYPTED,
+    UNPROTECTED,
+    ListenAddress,
+)
 from tandem.network.tls import ClientCredentials
 from tandem.network.tls_files import ClientTls, ServerTls
 from tests.certificates import Authority
@@ -31,6 +43,7 @@ from tests.executor_svc.server.harness import (
     open_request,
     refusal,
 )
+from tests.ports import free_port
 
 FRESH = [("grpc.use_local_subchannel_pool", 1)]
 """Options of a channel that shares no connection with another one."""
@@ -277,13 +290,76 @@ class TestTls:
         assert client.step(stream) is not None
 
 
+class TestBeyondThisMachine:
+    @pytest.fixture
+    def tls(self, ca):
+        """Return files to listen with over TLS, without client certificates."""
+        pair = ca.issue("executor")
+        return ServerTls(certificate=pair.certificate, key=pair.key)
+
+    @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0"])
+    @pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "tls"])
+    def test_start_without_client_certificates_or_token_is_refused(
+        self, serve, tls, address, is_encrypted
+    ):
+        """An executor that other machines can reach must know callers; TLS alone tells none."""
+        with pytest.raises(InvalidConfig) as refused:
+            serve(address, tls=tls if is_encrypted else None)
+        assert "listen" == refused.value.field
+        for part in (address, "link_token_file", "tls_client_ca", "insecure_link"):
+            assert part in refused.value.message
+
+    def test_client_certificates_or_a_token_are_enough(self, serve, tls, ca, token_file):
+        """Either of both lets an executor listen where other machines reach it."""
+        assert serve("0.0.0.0:0", token=LinkToken(token_file))
+        assert serve("0.0.0.0:0", tls=replace(tls, client_ca=ca.file))
+
+    def test_refused_executor_listens_nowhere(self, serve):
+        """The port of a refused executor is free."""
+        address = f"0.0.0.0:{free_port()}"
+        with pytest.raises(InvalidConfig):
+            serve(address)
+        ListenAddress("listen", address).release()
+
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [((), 0o600), (("insecure_link",), 0o644), (("token",), 0o644)],
+        ids=["nothing", "insecure", "token"],
+    )
+    def test_unix_socket_without_protection_is_of_this_user_alone(
+        self, serve, token_file, options, expected
+    ):
+        """Other users can open a socket only where callers must prove who they are, or need not."""
+        every = {"insecure_link": True, "token": LinkToken(token_file)}
+        before = os.umask(0o133)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder, "s")
+                serve(f"unix:{path}", **{name: every[name] for name in options})
+                assert expected == stat.S_IMODE(path.stat().st_mode)
+                assert 0o133 == os.umask(0o133)
+        finally:
+            os.umask(before)
+
+    @pytest.mark.parametrize("flags", [(), ("--dry-run",)], ids=["start", "dry run"])
+    def test_service_ends_in_one_line(self, model_dir, flags):
+        """The service, and its dry run, end with exit code 2 before they load anything."""
+        command = [sys.executable, "-m", "executor_svc", f"--model={model_dir}"]
+        ended = subprocess.run(
+            [*command, "--listen=0.0.0.0:0", *flags], capture_output=True, text=True, check=False
+        )
+        assert 2 == ended.returncode
+        assert ended.stderr.startswith("INVALID_CONFIG: listen: other machines can reach 0.0.0.0:0")
+        assert 1 == ended.stderr.count("\n")
+
+
 class TestWarning:
     @pytest.mark.parametrize(
         ("protected_by", "why"),
         [
-            ((), UNPROTECTED),
+            (("insecure_link",), UNPROTECTED),
             (("token",), UNENCRYPTED),
-            (("tls",), UNAUTHENTICATED),
+            (("insecure_link", "tls"), UNAUTHENTICATED),
             (("tls", "token"), None),
         ],
         ids=["nothing", "token", "tls", "both"],
@@ -294,6 +370,7 @@ class TestWarning:
         every = {
             "tls": ServerTls(certificate=pair.certificate, key=pair.key),
             "token": LinkToken(token_file),
+            "insecure_link": True,
         }
         options = {name: every[name] for name in protected_by}
         with capture_logs() as logs:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -11,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from executor_svc.server.call_places import MAX_LASTING
+from executor_svc.server.server import _SERVER_OPTIONS
 from executor_svc.server.step_stream import MAX_UNATTACHED
 from tandem.errors import QueueFull, SessionLost
 from tandem.status import from_rpc_error
@@ -36,6 +39,40 @@ def first_answer(call):
         return next(call)
     except grpc.RpcError as error:
         return from_rpc_error(error)
+
+
+def test_calls_that_left_take_no_stream_of_their_connection():
+    """
+    A server that is behind with the ends of cancelled calls serves the next one of the same
+    connection: gRPC does not refuse it without a reason.
+    """
+    most = dict(_SERVER_OPTIONS)["grpc.max_concurrent_streams"]
+    begun, may_end = queue.SimpleQueue(), threading.Event()
+
+    def linger(request, _context):
+        begun.put(request)
+        assert may_end.wait(DEADLINE_S)
+        return request
+
+    server = grpc.server(ThreadPoolExecutor(2 * most + 1), options=_SERVER_OPTIONS)
+    handler = grpc.unary_unary_rpc_method_handler(linger)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("S", {"M": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            method = channel.unary_unary("/S/M")
+            for _ in range(2 * most):
+                gone = method.future(b"gone")
+                assert b"gone" == begun.get(timeout=DEADLINE_S)
+                gone.cancel()
+            last = method.future(b"last")
+            assert b"last" == begun.get(timeout=DEADLINE_S)
+            may_end.set()
+            assert b"last" == last.result(DEADLINE_S)
+    finally:
+        may_end.set()
+        server.stop(None).wait()
 
 
 class TestPlaces:

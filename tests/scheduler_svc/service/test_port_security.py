@@ -162,6 +162,32 @@ class TestService:
         assert "frontend_started" not in stderr
         assert 2 == process.returncode
 
+    @pytest.mark.parametrize("flags", [(), ("--dry-run",)], ids=["start", "dry-run"])
+    @pytest.mark.parametrize("executors", ["10.0.0.7:1", "127.0.0.1:9,spare.example:1"])
+    def test_executor_elsewhere_without_a_proof_is_one_line_and_exit_code_2(
+        self, tmp_path, executors, flags
+    ):
+        """
+        A service whose calls to an executor would leave the machine without a client certificate
+        or a token does not start, also where that executor only stands by.
+        """
+        process = start(tmp_path, "--executor", executors, *flags)
+        _, stderr = process.communicate(timeout=DEADLINE_S)
+        away = executors.rpartition(",")[2]
+        assert f"INVALID_CONFIG: executor: {away} cannot be told to be this machine" in stderr
+        assert "frontend_started" not in stderr
+        assert 2 == process.returncode
+
+    @pytest.mark.parametrize("given", ["token", "switch"])
+    def test_executor_elsewhere_with_a_token_or_said_to_be_safe_is_accepted(self, tmp_path, given):
+        """A token, or the operator's word, is enough for a link that leaves the machine."""
+        token = tmp_path / "token"
+        token.write_text("a-token-of-the-link")
+        flag = f"--link-token-file={token}" if given == "token" else "--insecure-link"
+        process = start(tmp_path, "--executor", "10.0.0.7:1", flag, "--dry-run")
+        _, stderr = process.communicate(timeout=DEADLINE_S)
+        assert (0, "") == (process.returncode, stderr)
+
     @pytest.mark.slow
     def test_options_protect_the_ports_of_every_frontend(self, tmp_path, ca):
         """

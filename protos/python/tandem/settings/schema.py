@@ -70,6 +70,11 @@ GpuMemoryUtilization = Annotated[float | None, Gt(0), Le(1)]
 SwapSpaceGb = Annotated[float, Ge(0), Le(MAX_GIB)]
 LinkTokenFile = Path | None
 """File of the token that scheduler and executor share; both have the setting."""
+INSECURE_LINK = (
+    "let the step link leave this machine without client certificates or a token; for networks "
+    "where every machine is trusted"
+)
+"""Text of the switch `insecure_link`, which both have too."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["json", "console"]
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.config.frontend_security import FrontendSecurity
+from tandem.inference.v1 import inference_service_pb2 as pb
 from tests.scheduler_svc.frontend.batch.test_generate_batch import Stream, finish
+from tests.scheduler_svc.frontend.calls import stub_of
 from tests.scheduler_svc.frontend.fake_core import (
     Frontend,
     model,
@@ -20,6 +22,7 @@ from tests.scheduler_svc.frontend.fake_core import (
 from tests.scheduler_svc.frontend.identity.credentials import (
     GATEWAY,
     OPERATOR,
+    OTHER,
     USER,
     bearer,
     write_file,
@@ -95,6 +98,87 @@ class TestTenants:
         """
         stream = opened(secured, token)
         assert reason == (await stream.failure()).reason
+
+
+class TestShares:
+    @pytest.fixture
+    async def small(self, tmp_path: Path, model_dir: Path) -> AsyncIterator[Frontend]:
+        """A frontend whose core has eight places."""
+        security = FrontendSecurity(tokens_file=str(write_file(tmp_path)))
+        async with running_frontend(tmp_path, security=security, max_num_seqs=8) as frontend:
+            await serve(frontend, model(model_dir))
+            yield frontend
+
+    async def test_items_over_the_tenants_share_are_refused_unread(self, small):
+        """
+        Of a tenant's thousands of items over two streams as many as there are places reach the core;
+        each other one gets QUEUE_FULL with a time. Calls of a tenant with few are served beside
+        them, also while its share of places is taken, and leave the greedy one its share.
+        """
+        first, second = opened(small, USER), opened(small, USER)
+        await first.add(*range(1, 1001))
+        taken = [await within(small.core.submits.get()) for _ in range(8)]
+        await second.add(*range(1, 1001))
+        await within(second.call.done_writing())
+        await first.until_over(*range(9, 1001))
+        await second.rest()
+        assert {"acme"} == {submit.tenant for submit in taken}
+        assert small.core.submits.empty()
+        errors = [first.error(item) for item in range(9, 1001)]
+        errors += [second.error(item) for item in range(1, 1001)]
+        assert {("QUEUE_FULL", "max_num_seqs", True)} == {
+            (one.reason, one.metadata["limit"], one.retry_after_s is not None) for one in errors
+        }
+
+        stub = stub_of(small)
+        polite = [
+            stub.Generate(pb.GenerateRequest(text="a"), metadata=bearer(OTHER)) for _ in "1234"
+        ]
+        theirs = [await within(small.core.submits.get()) for _ in polite]
+        assert {"globex"} == {submit.tenant for submit in theirs}
+        more = opened(small, USER)
+        await more.add(1)
+        await within(more.call.done_writing())
+        await more.rest()
+        assert "QUEUE_FULL" == more.error(1).reason
+        for call in (*polite, first.call):
+            call.cancel()
+
+    async def test_ended_items_make_room(self, small):
+        """
+        An item counts until it has ended: then the next one is served.
+        """
+        stream = opened(small, USER)
+        await stream.add(*range(1, 9))
+        taken = [await within(small.core.submits.get()) for _ in range(8)]
+        await small.core.accept_of(taken[0])
+        await finish(small, taken[0].stream_id, [70])
+        await stream.until_over(1)
+        await stream.add(9)
+        assert "acme" == (await within(small.core.submits.get())).tenant
+        stream.call.cancel()
+
+    async def test_items_of_a_gateway_count_for_no_tenant(self, small):
+        """
+        Items of a delegate are left to the core, which knows the tenants that they name.
+        """
+        stream = opened(small, GATEWAY)
+        await stream.add(*range(1, 21), tenant="acme")
+        for _ in range(20):
+            await within(small.core.submits.get())
+        stream.call.cancel()
+
+    async def test_items_without_credentials_are_left_to_the_core(self, tmp_path, model_dir):
+        """
+        Where callers need no credential no tenant has a share before the core.
+        """
+        async with running_frontend(tmp_path, max_num_seqs=8) as frontend:
+            await serve(frontend, model(model_dir))
+            stream = Stream(frontend.channel)
+            await stream.add(*range(1, 21))
+            for _ in range(20):
+                await within(frontend.core.submits.get())
+            stream.call.cancel()
 
 
 class TestMemory:

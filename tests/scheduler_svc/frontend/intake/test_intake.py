@@ -24,6 +24,8 @@ from tests.scheduler_svc.frontend.fake_core import model, running_frontend, serv
 COMPLETE = pb.CompleteRequest.DESCRIPTOR
 EMPTY = b"\x0a\x00"
 """An empty string or message in field 1."""
+ONE, OTHER, THIRD = "ipv4:10.0.0.1:1", "ipv4:10.0.0.1:2", "ipv4:10.0.0.3:1"
+"""Connections."""
 
 
 def raw_request(**fields: object) -> bytes:
@@ -130,7 +132,7 @@ class TestIntake:
         """
         decoder, raw = Decoder(), raw_request(stopping={"stop": [""] * LARGE_BYTES})
         with pytest.raises(InvalidParameter):
-            await MessageIntake().decode(raw, decoder.decode, "Complete")
+            await MessageIntake().decode(raw, decoder.decode, "Complete", ONE)
         assert 0 == decoder.num_decoded
 
     async def test_budget_refuses_what_would_wait_with_too_many_bytes(self):
@@ -139,15 +141,47 @@ class TestIntake:
         QUEUE_FULL with the limit's name and a time; afterwards there is room again.
         """
         raw = raw_request(text="x" * 2 * LARGE_BYTES)
-        decoder, intake = Decoder(), MessageIntake(max_undecoded_bytes=3 * len(raw))
-        calls = [intake.decode(raw, decoder.decode, "Complete") for _ in range(10)]
+        decoder = Decoder()
+        intake = MessageIntake(max_undecoded_bytes=3 * len(raw), connection_share=1)
+        calls = [intake.decode(raw, decoder.decode, "Complete", ONE) for _ in range(10)]
         ends = await asyncio.gather(*calls, return_exceptions=True)
         refused = [end for end in ends if isinstance(end, QueueFull)]
         assert (7, 3) == (len(refused), decoder.num_decoded)
         assert {("max_undecoded_bytes", True)} == {
             (error.metadata["limit"], error.retry_after_s is not None) for error in refused
         }
-        await intake.decode(raw, decoder.decode, "Complete")
+        await intake.decode(raw, decoder.decode, "Complete", ONE)
+
+    async def test_connection_with_its_share_leaves_room_for_others(self):
+        """
+        A connection that sends without end has its share of the budget and gets QUEUE_FULL with the
+        limit's name; another one still gets in, and so does a third.
+        """
+        raw = raw_request(text="x" * 2 * LARGE_BYTES)
+        decoder = Decoder()
+        intake = MessageIntake(max_undecoded_bytes=12 * len(raw), connection_share=2 / 3)
+
+        async def served(connection: str, count: int) -> tuple[int, set[str]]:
+            calls = [
+                intake.decode(raw, decoder.decode, "Complete", connection) for _ in range(count)
+            ]
+            ends = await asyncio.gather(*calls, return_exceptions=True)
+            refused = [end for end in ends if isinstance(end, QueueFull)]
+            return count - len(refused), {error.metadata["limit"] for error in refused}
+
+        ends = await asyncio.gather(served(ONE, 50), served(OTHER, 50), served(THIRD, 1))
+        assert [(8, {"undecoded_share"}), (3, {"undecoded_share"}), (1, set())] == ends
+        assert (8, {"undecoded_share"}) == await served(OTHER, 50)
+
+    async def test_share_of_all_is_no_limit_of_a_connection(self):
+        """
+        With a share of 1 a connection may fill the budget.
+        """
+        raw = raw_request(text="x" * 2 * LARGE_BYTES)
+        decoder = Decoder()
+        intake = MessageIntake(max_undecoded_bytes=12 * len(raw), connection_share=1)
+        calls = [intake.decode(raw, decoder.decode, "Complete", ONE) for _ in range(12)]
+        assert 12 == len(await asyncio.gather(*calls))
 
     async def test_message_larger_than_the_budget_is_decoded_alone(self):
         """
@@ -155,7 +189,7 @@ class TestIntake:
         """
         raw = raw_request(text="x" * 2 * LARGE_BYTES)
         intake = MessageIntake(max_undecoded_bytes=LARGE_BYTES)
-        decoded = await intake.decode(raw, Decoder().decode, "Complete")
+        decoded = await intake.decode(raw, Decoder().decode, "Complete", ONE)
         assert 2 * LARGE_BYTES == len(decoded.request.text)
 
     async def test_other_work_goes_on_between_large_messages(self):
@@ -172,7 +206,7 @@ class TestIntake:
 
         other = asyncio.create_task(turn())
         intake = MessageIntake()
-        await asyncio.gather(*(intake.decode(raw, Decoder().decode, "x") for _ in range(20)))
+        await asyncio.gather(*(intake.decode(raw, Decoder().decode, "x", ONE) for _ in range(20)))
         other.cancel()
         assert 20 <= turns
 
@@ -198,7 +232,7 @@ class TestIntake:
         try:
             with pytest.raises(InvalidParameter):
                 await MessageIntake().decode(
-                    raw_request(text="x" * 2 * LARGE_BYTES), Decoder(decode).decode, "x"
+                    raw_request(text="x" * 2 * LARGE_BYTES), Decoder(decode).decode, "x", ONE
                 )
             await until(lambda: held[0]() is None)
         finally:
@@ -213,7 +247,7 @@ class TestIntake:
             raise DecodeError("Error parsing message with type 'x': Arena alloc failed")
 
         with pytest.raises(QueueFull) as caught:
-            await MessageIntake().decode(b"", decode, "x")
+            await MessageIntake().decode(b"", decode, "x", ONE)
         assert "memory" == caught.value.metadata["limit"]
 
 

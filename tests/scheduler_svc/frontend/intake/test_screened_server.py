@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 
 import grpc
 import pytest
 
-from scheduler_svc.frontend.calls.screened_server import screened_server
+from scheduler_svc.frontend.calls.screened_server import NUM_POSTED, screened_server
 from tandem.errors import HandedOver
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.inference.v1 import model_pb2
@@ -155,3 +156,25 @@ class TestTurns:
         assert {HandedOver} == {type(error) for error in errors}
         assert all(error.retry_after_s for error in errors)
         assert [] == served
+
+    async def test_call_that_has_ended_is_not_kept(self, waiting):
+        """
+        A call and its message are freed when the call has ended, whether or not others follow.
+        """
+        _server, gate, _served, calls = waiting
+        gate.open()
+        await within(asyncio.gather(*calls))
+
+        def are_freed() -> bool:
+            gc.collect()
+            return num_live_calls() <= NUM_POSTED + 1
+
+        await until(are_freed)
+
+
+def num_live_calls() -> int:
+    """
+    Return the number of calls that grpc.aio's servers hold, with those that they wait for: of each
+    of `NUM_POSTED` places for METHOD, and of unknown methods.
+    """
+    return sum(type(one).__name__ == "RPCState" for one in gc.get_objects())
