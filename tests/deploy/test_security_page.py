@@ -11,6 +11,7 @@ from scheduler_svc.frontend.identity.credentials_file import read_credentials
 from tandem.bearer_token import token_hash
 from tandem.settings.options import flag_of, keys_of
 
+SERVICES = ("scheduler", "executor")
 PAGE = Path(__file__).parents[2] / "deploy/security.md"
 OF_COMMANDS = {"--tenant", "--role", "--highest-priority", "--expires"} | {
     *("--openai", "--gateway-arg", "--scheduler-ca", "--scheduler-cert", "--scheduler-key")
@@ -37,10 +38,10 @@ def test_file_of_credentials_can_be_used(tmp_path, text):
     assert 64 == search.limits_of("search").max_requests
 
 
-def test_options_are_those_of_the_scheduler(text):
+def test_options_are_those_of_the_services(text):
     """
-    Every flag that the page names is one of the scheduler or of `tandem token`.
+    Every flag that the page names is one of a service, of `tandem token`, or of `tandem up`.
     """
     named = {*re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)}
-    known = {flag_of(name) for name in keys_of("scheduler")}
+    known = {flag_of(name) for service in SERVICES for name in keys_of(service)}
     assert named - OF_COMMANDS <= known

@@ -12,18 +12,36 @@ from pathlib import Path
 import grpc
 
 from tandem.admin.v1.admin_service_pb2_grpc import AdminServiceStub
+from tandem.bearer_token import token_hash
 from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tandem.network.address import host_and_port
 from tandem.status import from_rpc_error
-from tandem_client import ChannelOptions, is_serving
+from tandem_client import NO_RETRY, AdminClient, ChannelOptions, is_serving
 from tests.certificates import Authority, Pair
 from tests.e2e.cluster import Cluster, Process
-from tests.scheduler_svc.frontend.identity.credentials import bearer, write_file
+from tests.scheduler_svc.frontend.identity.credentials import (
+    OPERATOR,
+    bearer,
+    credentials,
+    write_file,
+)
 from tests.waiting import wait_until
 
 LINK_TOKEN, METRICS_TOKEN = "a-token-of-the-link", "a-token-of-prometheus"
+EXPIRED = "a-token-that-has-expired"
 OK, NO_CONNECTION = "OK", "no connection"
 DEADLINE_S = 60.0
+
+
+def expired_credential() -> dict[str, object]:
+    """Return an entry of the tokens file that allowed calls of both services until it expired."""
+    return {
+        "name": "expired",
+        "token_sha256": token_hash(EXPIRED),
+        "tenant": "acme",
+        "roles": ["generate", "operate"],
+        "expires": "2020-01-02T03:04:05Z",
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +121,7 @@ class SecuredSystem(Cluster):
                 link_token,
                 *(f"--executor-{name}={path}" for name, path in self._calling.items()),
                 f"--metrics-token-file={folder / 'metrics-token'}",
-                f"--tokens-file={write_file(folder)}",
+                f"--tokens-file={write_file(folder, [*credentials(), expired_credential()])}",
             ],
         )
         self.start_executor()
@@ -134,6 +152,10 @@ class SecuredSystem(Cluster):
         with contextlib.suppress(Exception):  # it does not listen yet
             return is_serving(self.address, "tandem.ready", timeout_s=10, options=options)
         return False
+
+    def admin(self) -> AdminClient:
+        """Return a client of the operators' port."""
+        return AdminClient(self.admin_address, retry=NO_RETRY, api_key=OPERATOR, **self._calling)
 
     @contextlib.contextmanager
     def stubs(self) -> Iterator[tuple[InferenceServiceStub, AdminServiceStub]]:

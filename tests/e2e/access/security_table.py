@@ -23,6 +23,7 @@ from tandem.link import PROTOCOL_VERSION
 from tests import model_zoo
 from tests.certificates import Authority
 from tests.e2e.access.secured_system import (
+    EXPIRED,
     LINK_TOKEN,
     METRICS_TOKEN,
     Connection,
@@ -59,6 +60,7 @@ NOTES = {
     "e": "sessions belong to the executor's port",
     "f": "the gateway has no calls for operators, and ends a request only with its own connection",
 }
+NO_EXPIRY = {"executor": "n/a (h)", "metrics": "n/a (h)"}
 VICTIM = pb.GenerateRequest(
     request_id="victim",
     attempt_key="key-of-the-victim",
@@ -116,10 +118,15 @@ def token_rows(system: SecuredSystem) -> list[Row]:
     cases: dict[str, Mapping[str, str | None]] = {
         "no token": dict.fromkeys(PORTS),
         "wrong token": dict.fromkeys(PORTS, "a-token-that-is-wrong"),
+        "expired token": dict.fromkeys(PORTS, EXPIRED),
         "token of another port": TOKEN_OF_ANOTHER_PORT,
     }
     return [
-        Row(case, {port: simple(system, port, tokens[port]) for port in PORTS})
+        Row(
+            case,
+            {port: simple(system, port, tokens[port]) for port in PORTS}
+            | (NO_EXPIRY if case == "expired token" else {}),
+        )
         for case, tokens in cases.items()
     ]
 
@@ -267,7 +274,9 @@ def page_of(rows: list[Row]) -> str:
         "",
         *(f"- ({letter}) {text};" for letter, text in NOTES.items()),
         "- (g) is served as a request of the caller's own tenant, of ids that it has itself: the other",
-        "  tenant's stream goes on, though `request_id` and `attempt_key` are the same.",
+        "  tenant's stream goes on, though `request_id` and `attempt_key` are the same;",
+        "- (h) tokens of this port are lines of a file and do not expire: removing its line withdraws",
+        "  one.",
         "",
         "The gateway's `/health`, `/metrics` and `/openapi.json`, and gRPC's health service on every",
         "port, need no token.",

@@ -8,13 +8,16 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 import structlog
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass, GetMessageClassesForFiles
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from scheduler_svc.frontend.calls.interceptor import ErrorInterceptor
 from tandem.admin.v1.admin_service_pb2 import ConfigEntry
-from tandem.errors import Draining
+from tandem.errors import ERROR_BY_REASON, Draining
 from tandem.status import from_rpc_error
 from tests.scheduler_svc.frontend.fake_core import within
 
@@ -158,6 +161,65 @@ async def error_of_stream(call):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await within(call.read())
     return from_rpc_error(caught.value)
+
+
+REFLECTIONS = [f"/grpc.reflection.{version}.ServerReflection" for version in ("v1", "v1alpha")]
+ERRORS_FILE = "tandem/common/v1/errors.proto"
+
+
+async def reflected(channel: grpc.aio.Channel, service: str, symbol: str) -> DescriptorPool:
+    """Return the file that reflection knows of a symbol, with all that it imports."""
+    ask = channel.stream_stream(
+        f"{service}/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    pool, known = DescriptorPool(), set[str]()
+
+    async def learn(**what: str) -> None:
+        asked = reflection_pb2.ServerReflectionRequest(**what)
+        answer = await within(ask(iter([asked])).read())
+        for encoded in answer.file_descriptor_response.file_descriptor_proto:
+            file = FileDescriptorProto.FromString(encoded)
+            for name in {*file.dependency} - known:
+                await learn(file_by_filename=name)
+            if file.name not in known:
+                known.add(file.name)
+                pool.Add(file)
+
+    await learn(file_containing_symbol=symbol)
+    return pool
+
+
+class TestReasonsByReflection:
+    @pytest.mark.parametrize("service", REFLECTIONS)
+    async def test_every_reason_that_is_sent_is_a_value_of_the_enum(self, frontend, service):
+        """
+        A client that has nothing but reflection sees the reason of each class that can be sent as
+        a value of ErrorReason, and no value that no class has.
+        """
+        pool = await reflected(frontend.channel, service, "tandem.common.v1.ErrorReason")
+        names = set(pool.FindEnumTypeByName("tandem.common.v1.ErrorReason").values_by_name)
+        sent = {f"ERROR_REASON_{reason}" for reason in ERROR_BY_REASON}
+        assert {"ERROR_REASON_UNSPECIFIED", *sent} == names
+
+    @pytest.mark.parametrize("service", REFLECTIONS)
+    async def test_every_rpc_tells_its_reasons(self, frontend, service):
+        """
+        Reflection of the service reaches the enum: the option of each rpc has values of it, each once.
+        """
+        name = "tandem.inference.v1.InferenceService"
+        pool = await reflected(frontend.channel, service, name)
+        GetMessageClassesForFiles([ERRORS_FILE], pool)  # makes the option known to messages
+        options = GetMessageClass(pool.FindMessageTypeByName("google.protobuf.MethodOptions"))
+        option = pool.FindExtensionByName("tandem.common.v1.reasons")
+        enum = pool.FindEnumTypeByName("tandem.common.v1.ErrorReason")
+        for method in pool.FindServiceByName(name).methods:
+            encoded = method.GetOptions().SerializeToString()
+            numbers = options.FromString(encoded).Extensions[option].reasons
+            told = {enum.values_by_number[number].name for number in numbers}
+            assert told, method.name
+            assert len(told) == len(numbers)
 
 
 class TestTrace:
