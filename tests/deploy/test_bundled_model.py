@@ -163,7 +163,7 @@ class TestTokenizer:
         generation = json.loads((FOLDER / "generation_config.json").read_text())
         rows = json.loads((FOLDER / "evaluation.json").read_text())["completions"]
         row = min(rows, key=lambda row: row["loop"])
-        names = ("temperature", "min_p", "repetition_penalty")
+        names = ("temperature", "min_p", "repetition_penalty", "frequency_penalty")
 
         assert {name: row[name] for name in names} == {name: generation[name] for name in names}
 

@@ -245,7 +245,19 @@ class TestDraw:
         """
         sampling = Sampling(repetition_penalty=penalty)
 
-        assert expected == draw(torch.tensor(logits), seen, sampling, torch.Generator())
+        assert expected == draw(torch.tensor(logits), seen, 1, sampling, torch.Generator())
+
+    def test_frequency_penalty_counts_the_output_alone(self):
+        """
+        A token loses once for each time it is in the output; the prompt does not count.
+        """
+        logits = torch.tensor([3.0, 2.0, 0.0])
+        sampling = Sampling(frequency_penalty=0.4)
+        drawn = [
+            draw(logits, seen, 2, sampling, torch.Generator())
+            for seen in ([0, 0], [0, 0, 0, 0], [0, 0, 0, 0, 0])
+        ]
+        assert [0, 0, 1] == drawn
 
     def test_min_p_leaves_unlikely_tokens_out(self):
         """
@@ -255,7 +267,7 @@ class TestDraw:
         sampling = Sampling(temperature=1.0, min_p=0.5)
         random = torch.Generator().manual_seed(1)
 
-        assert {0, 1} == {draw(logits, [], sampling, random) for _ in range(200)}
+        assert {0, 1} == {draw(logits, [], 0, sampling, random) for _ in range(200)}
 
 
 class TestCompletionRules:

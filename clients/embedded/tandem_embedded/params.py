@@ -61,8 +61,9 @@ class GenerationParams:
         repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt or
             output; above 0, 1 is off. Default off.
         frequency_penalty: Subtracted from a token's logit for each time it is in the output, -2 to
-            2.
+            2. Default 0.
         presence_penalty: Subtracted once from a token's logit if it is in the output, -2 to 2.
+            Default 0.
         min_p: Draws only tokens at least this many times as likely as the likeliest, 0 to 1; 0 is
             off. Default off.
         min_tokens: Number of output tokens before which nothing ends the output, 0 to max_tokens.
@@ -90,8 +91,8 @@ class GenerationParams:
     include_stop: bool = False
     ignore_eos: bool = False
     repetition_penalty: float | None = None
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
     min_p: float | None = None
     min_tokens: int = 0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)

@@ -65,11 +65,13 @@ class Sampling:
         min_p: Tokens below this share of the likeliest one's probability are left out.
         repetition_penalty: Divides positive logits of tokens in prompt or output, multiplies
             negative ones.
+        frequency_penalty: Taken off a token's logit for each time it is in the output.
     """
 
     temperature: float = 0.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +121,7 @@ def complete(
     while len(ids) - start < limit:
         with torch.inference_mode():
             logits = model(torch.tensor([ids[caches[0].length :]]), caches)[0, -1]
-        token = draw(logits, ids, sampling, random)
+        token = draw(logits, ids, start, sampling, random)
         if token == EOS_ID:
             break
         ids.append(token)
@@ -127,13 +129,16 @@ def complete(
     return Completion(ids=made, text=tokenizer.decode(made), has_ended=len(made) < limit)
 
 
-def draw(logits: Tensor, seen: list[int], sampling: Sampling, random: torch.Generator) -> int:
+def draw(
+    logits: Tensor, seen: list[int], start: int, sampling: Sampling, random: torch.Generator
+) -> int:
     """
     Draw the next token.
 
     Args:
         logits: Scores ``[V]`` of the next token.
         seen: Ids of prompt and output so far.
+        start: Number of ids of the prompt.
         sampling: Sampling params.
         random: Source of randomness.
     """
@@ -143,6 +148,10 @@ def draw(logits: Tensor, seen: list[int], sampling: Sampling, random: torch.Gene
         penalty = sampling.repetition_penalty
         scores = torch.where(scores > 0, scores / penalty, scores * penalty)
         logits = logits.index_copy(0, known, scores)
+    if sampling.frequency_penalty:
+        made = torch.tensor(seen[start:], dtype=torch.long)
+        counts = torch.bincount(made, minlength=len(logits))
+        logits = logits - sampling.frequency_penalty * counts
     if sampling.temperature == 0:
         return int(logits.argmax())
     weights = (logits / sampling.temperature).softmax(-1)

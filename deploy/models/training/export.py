@@ -32,8 +32,11 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
 )
 
-RECOMMENDED = Sampling(temperature=0.6, min_p=0.05, repetition_penalty=1.15)
-"""Default sampling params of requests: of those evaluated, the ones that do not loop."""
+RECOMMENDED = Sampling(temperature=0.6, min_p=0.1, repetition_penalty=1.1, frequency_penalty=0.5)
+"""
+Default sampling params of requests, chosen on held-out heads other than the evaluated ones: of
+those under which 60 % of the completions parsed, the ones under which fewest looped. Some loop.
+"""
 
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
@@ -98,6 +101,7 @@ def export(model: Llama, folder: Path) -> None:
             "bos_token_id": BOS_ID,
             "eos_token_id": EOS_ID,
             "do_sample": True,
+            "top_p": 1.0,
             **asdict(RECOMMENDED),
         },
     )

@@ -88,8 +88,8 @@ class SamplingParams:
             _FINITE, (lambda value: value > 0, "must be greater than zero"), model_default=True
         ),
     )
-    frequency_penalty: float = field(default=0.0, metadata=_declared(_PENALTY))
-    presence_penalty: float = field(default=0.0, metadata=_declared(_PENALTY))
+    frequency_penalty: float = field(default=0.0, metadata=_declared(_PENALTY, model_default=True))
+    presence_penalty: float = field(default=0.0, metadata=_declared(_PENALTY, model_default=True))
     min_p: float = field(
         default=0.0,
         metadata=_declared(

@@ -3,7 +3,7 @@ Step link as pure state machines: no sockets, no threads, no clock. Both ends an
 it.
 """
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """Version of tandem.executor.v1's step protocol; Describe and OpenSession compare it."""
 MAX_CHUNK_BYTES = 1 << 20
 """Most bytes of a file, of a tokenizer or of a trace, in one message of tandem.executor.v1."""
