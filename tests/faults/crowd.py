@@ -1,8 +1,9 @@
 """
 Greedy tenants beside a polite one, on real services: `python -m tests.faults.crowd`.
 
-The greedy tenants make all their calls at once, Generate and Complete by turns, over many
-connections of a process of their own. The polite tenant, in another process with one connection,
+The greedy tenants make all their calls at once, Generate and Complete by turns, or with `--items`
+one GenerateBatch for each connection with as many items, over many connections of a process of
+their own. The polite tenant, in another process with one connection,
 sends a request every so often whether or not those before it have been answered, first alone and
 then from before the burst until its end. Each call's end is counted, and a polite request's time
 from its sending to its first token is measured at the client.
@@ -29,13 +30,17 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from google.rpc.status_pb2 import Status
 
 from tandem.bearer_token import token_hash
 from tandem.inference.v1 import inference_service_pb2 as pb
+from tandem.inference.v1.batch_pb2 import GenerateBatchResponse
+from tandem.status import from_status_proto
 from tests.e2e.cluster import BUNDLED_MODEL, Cluster
-from tests.faults.abuse import COMPLETE, end_of
+from tests.faults.abuse.services import COMPLETE, end_of
 
 GENERATE = "/tandem.inference.v1.InferenceService/Generate"
+GENERATE_BATCH = f"{GENERATE}Batch"
 POLITE = "polite"
 ALLOWED_ENDS = frozenset({"OK", "QUEUE_FULL+RetryInfo"})
 SETTLE_S = 2.0
@@ -58,6 +63,8 @@ class Load:
     polite_tokens: int = 8
     every_s: float = 0.1
     quiet_s: float = 30.0
+    are_items: bool = False
+    """The calls of a greedy connection are items of one GenerateBatch."""
     is_background: bool = False
     """The process of the greedy tenants runs only while the processors have nothing else to do."""
 
@@ -94,9 +101,11 @@ def main(argv: Sequence[str]) -> int:
         num_tenants=options.tenants,
         every_s=options.every,
         quiet_s=options.quiet,
+        are_items=options.items,
         is_background=options.background,
     )
-    with cluster(load.num_tenants, options.scheduler, step_ms=options.step_ms) as services:
+    settings = {"step_ms": options.step_ms, "greedy_limit": options.greedy_limit}
+    with cluster(load.num_tenants, options.scheduler, **settings) as services:
         figures = measure(services, load)
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
@@ -107,7 +116,11 @@ def main(argv: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def cluster(
-    num_tenants: int, scheduler: Sequence[str] = (), *, step_ms: float | None = None
+    num_tenants: int,
+    scheduler: Sequence[str] = (),
+    *,
+    step_ms: float | None = None,
+    greedy_limit: int | None = None,
 ) -> Iterator[Cluster]:
     """
     Yield services that know the tenants' tokens, and their names.
@@ -117,14 +130,18 @@ def cluster(
         scheduler: Options of the scheduler.
         step_ms: Time of every step of an executor without a model; None for the bundled model,
             whose steps take longer the more rows they have.
+        greedy_limit: Most requests that each greedy tenant may have; None = as many as there are
+            places.
     """
     folder = Path(tempfile.mkdtemp(prefix="crowd-"))
-    names = [POLITE, *(_greedy(number) for number in range(num_tenants))]
+    greedy = [_greedy(number) for number in range(num_tenants)]
+    tenants = {name: {"max_requests": greedy_limit} for name in greedy if greedy_limit is not None}
     credentials = [
-        {"name": name, "tenant": name, "token_sha256": token_hash(name)} for name in names
+        {"name": name, "tenant": name, "token_sha256": token_hash(name)}
+        for name in [POLITE, *greedy]
     ]
     tokens = folder / "tokens.json"
-    tokens.write_text(json.dumps({"credentials": credentials}))
+    tokens.write_text(json.dumps({"credentials": credentials, "tenants": tenants}))
     services = Cluster(
         BUNDLED_MODEL, folder, [], ["--log-format=json", f"--tokens-file={tokens}", *scheduler]
     )
@@ -269,6 +286,14 @@ async def _greedy_calls(address: str, load: Load) -> Burst:
     ]
     await asyncio.gather(*(channel.channel_ready() for channel in channels))
 
+    async def batch(at: int) -> None:
+        metadata = _bearer(_greedy(at % load.num_tenants))
+        numbers = range(load.num_calls // load.num_connections)
+        try:
+            ends.update(await _ends_of_items(channels[at], request, numbers, metadata))
+        except grpc.aio.AioRpcError as error:
+            ends[_told_end(error)] += 1
+
     async def call(at: int) -> None:
         channel = channels[at % len(channels)]
         metadata = _bearer(_greedy(at % load.num_connections % load.num_tenants))
@@ -285,7 +310,10 @@ async def _greedy_calls(address: str, load: Load) -> Burst:
 
     cpu_s = time.process_time()
     begin_s = time.monotonic()
-    calls = [asyncio.create_task(call(at)) for at in range(load.num_calls)]
+    if load.are_items:
+        calls = [asyncio.create_task(batch(at)) for at in range(load.num_connections)]
+    else:
+        calls = [asyncio.create_task(call(at)) for at in range(load.num_calls)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     made_s = time.monotonic()
@@ -294,6 +322,32 @@ async def _greedy_calls(address: str, load: Load) -> Burst:
     cpu_s = time.process_time() - cpu_s
     await asyncio.gather(*(channel.close() for channel in channels))
     return Burst(ends=ends, begin_s=begin_s, made_s=made_s, end_s=end_s, cpu_s=cpu_s)
+
+
+async def _ends_of_items(
+    channel: grpc.aio.Channel,
+    request: pb.GenerateRequest,
+    numbers: Sequence[int],
+    metadata: tuple[tuple[str, str]],
+) -> Ends:
+    """Return how the items of one stream ended, which are all added in its first message."""
+    ends: Ends = collections.Counter()
+    adding = pb.GenerateBatchRequest(add=[pb.BatchItem(item=at, request=request) for at in numbers])
+    stream = channel.stream_stream(
+        GENERATE_BATCH,
+        request_serializer=pb.GenerateBatchRequest.SerializeToString,
+        response_deserializer=GenerateBatchResponse.FromString,
+    )
+    async for message in stream(iter([adding]), timeout=PATIENT_S, metadata=metadata):
+        for event in message.events:
+            if event.HasField("error"):
+                status = Status.FromString(event.error)
+                kinds = {detail.TypeName().rpartition(".")[2] for detail in status.details}
+                retry = "+RetryInfo" if "RetryInfo" in kinds else ""
+                ends[f"{from_status_proto(status).reason}{retry}"] += 1
+            elif event.HasField("done"):
+                ends["OK"] += 1
+    return ends
 
 
 def _told_end(error: grpc.aio.AioRpcError) -> str:
@@ -324,6 +378,7 @@ def _options(argv: Sequence[str]) -> Any:
     parser.add_argument("--calls", type=int, default=load.num_calls)
     parser.add_argument("--connections", type=int, default=load.num_connections)
     parser.add_argument("--tenants", type=int, default=load.num_tenants, help="greedy tenants")
+    parser.add_argument("--items", action="store_true", help="greedy: items of GenerateBatch")
     parser.add_argument("--every", type=float, default=load.every_s, help="polite, seconds")
     parser.add_argument("--quiet", type=float, default=load.quiet_s, help="seconds alone")
     parser.add_argument(
@@ -335,6 +390,9 @@ def _options(argv: Sequence[str]) -> Any:
         "--step-ms",
         type=float,
         help="time of each step of an executor without a model; default: the bundled model",
+    )
+    parser.add_argument(
+        "--greedy-limit", type=int, help="most requests of each greedy tenant; more are refused"
     )
     parser.add_argument("--scheduler", action="append", default=[], help="an option of its own")
     parser.add_argument("--json", type=Path, help="file for the figures")

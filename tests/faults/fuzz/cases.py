@@ -16,7 +16,7 @@ from tandem.inference.v1 import inference_service_pb2
 from tandem.inference.v1.inference_service_pb2 import GenerateRequest
 from tests.faults.fuzz.messages import changed, fill
 
-SPARED = frozenset({"Drain", "Suspend", "Profile", "WatchStats"})
+SPARED = frozenset({"Drain", "Suspend", "Profile"})
 """Methods of operators that end or stop the service, or record for a minute, as they should."""
 SHORT_S = 0.02
 """Time limit of requests, seconds: most of what is accepted is not worth computing."""
