@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import structlog
@@ -22,6 +23,15 @@ settings.load_profile("any time")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 LoggerProxy = type(structlog.get_logger())
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of the table of clients/conformance, which only a root conftest may add."""
+    parser.addoption(
+        "--conformance-results",
+        type=Path,
+        help="file to which each test of clients appends how their programs did",
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -21,7 +21,9 @@ def connection_options(command: Command) -> dict[str, Any]:
     if "keepalive_ms" in command:
         silence_s = command["keepalive_ms"] / 1000
         options["options"] = ChannelOptions(keepalive_s=silence_s, keepalive_timeout_s=silence_s)
-    files: dict[str, Any] = {name: Path(command[name]) for name in ("ca", "cert", "key") if name in command}
+    files: dict[str, Any] = {
+        name: Path(command[name]) for name in ("ca", "cert", "key") if name in command
+    }
     names = {"api_key": command.get("token", ""), "server_name": command.get("server_name")}
     return {
         "address": command["targets"],

@@ -118,13 +118,20 @@ async def _ask(client: AsyncClient, command: Command) -> dict[str, Any]:
     match command["do"]:
         case "complete":
             options = generate_options(request)
-            return told(await client.complete(deadline_s=limit_s, **options))
+            try:
+                return told(await client.complete(deadline_s=limit_s, **options))
+            except TandemError as error:
+                return told(error)
         case "tokenize":
             options = generate_options(request)
             tokens = await client.tokenize(deadline_s=limit_s, **options)
             return {"token_ids": list(tokens.token_ids)}
         case "model":
-            return {"model": model_as_json(await client.get_model(**request, deadline_s=limit_s))}
+            return {
+                "model": model_as_json(
+                    await client.get_model(request.get("model"), deadline_s=limit_s)
+                )
+            }
         case _:
             await client.abort(**request, deadline_s=limit_s)
             return {}

@@ -96,13 +96,20 @@ class ThreadCaller:
         match command["do"]:
             case "complete":
                 options = generate_options(request)
-                return told(client.complete(deadline_s=limit_s, **options))
+                try:
+                    return told(client.complete(deadline_s=limit_s, **options))
+                except TandemError as error:
+                    return told(error)
             case "tokenize":
                 options = generate_options(request)
                 tokens = client.tokenize(deadline_s=limit_s, **options)
                 return {"token_ids": list(tokens.token_ids)}
             case "model":
-                return {"model": model_as_json(client.get_model(**request, deadline_s=limit_s))}
+                return {
+                    "model": model_as_json(
+                        client.get_model(request.get("model"), deadline_s=limit_s)
+                    )
+                }
             case _:
                 client.abort(**request, deadline_s=limit_s)
                 return {}
