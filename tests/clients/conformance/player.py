@@ -89,6 +89,11 @@ class Player:
         """True when the program will print nothing more."""
         return not self._reader.is_alive()
 
+    @property
+    def pid(self) -> int:
+        """Id of the process."""
+        return self._process.pid
+
     def begin(self, **command: Any) -> Command:
         """Let the program begin a command."""
         begun = Command(self, str(next(self._names)))
