@@ -27,7 +27,7 @@ def end_overdue(replica: Replica, now: float) -> None:
         if any(one.times.scheduled_s is not None for one in request.siblings):
             cell.queue.may_wait(request)
         elif new.give_up_s is not None and new.give_up_s <= now:
-            finish(replica, request, FinishReason.DEADLINE, now)
+            fail(replica, request, _gave_up(cell))
         else:
             fail(replica, request, _waited_too_long(cell, new))
 
@@ -59,6 +59,16 @@ def check_in_time(cell: Cell, new: NewRequest) -> None:
         )
         metadata = {"limit": "deadline", "value": f"{max(left_s, 0.0):.3f}"}
         raise QueueFull(message, metadata=metadata, retry_after_s=wait_s)
+
+
+def _gave_up(cell: Cell) -> QueueFull:
+    # A soft end would look like an answer to a caller whose own clock is a moment late.
+    message = (
+        "the call's deadline passed while the request waited: try again with a longer deadline"
+    )
+    retry_after_s = cell.retry_advice.after_ends(1, cell.now_s)
+    metadata = {"limit": "deadline", "value": "0.000"}
+    return QueueFull(message, metadata=metadata, retry_after_s=retry_after_s)
 
 
 def _waited_too_long(cell: Cell, new: NewRequest) -> QueueFull:
