@@ -95,9 +95,33 @@ def choose_prompts(files: Iterable[SourceFile]) -> list[Prompt]:
     chosen = []
     for file in files:
         if file.is_held_out:
-            found = sorted(_heads(file), key=lambda prompt: _digest(prompt.location))
+            found = sorted(heads(file), key=lambda prompt: digest(prompt.location))
             chosen += found[:PROMPTS_PER_FILE]
-    return sorted(chosen, key=lambda prompt: _digest(prompt.location))[:PROMPTS]
+    return sorted(chosen, key=lambda prompt: digest(prompt.location))[:PROMPTS]
+
+
+def heads(file: SourceFile) -> Iterator[Prompt]:
+    """Yield the head of each function of a file that is long enough and starts with ``def``."""
+    lines = file.text.splitlines(keepends=True)
+    for node in ast.walk(ast.parse(file.text)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+        if not body:
+            continue
+        first = min(getattr(item, "lineno", 0) for item in [body[0], *_decorators(body[0])])
+        end = node.end_lineno or node.lineno
+        head = lines[node.lineno - 1 : first - 1]
+        if end - first + 1 < MIN_BODY_LINES or not 0 < len(head) <= MAX_PROMPT_LINES:
+            continue
+        text = textwrap.dedent("".join(head))
+        if text.startswith(("def ", "async def ")):
+            yield Prompt(location=f"{file.name}:{node.lineno}", text=text)
+
+
+def digest(location: str) -> bytes:
+    """Return the sha256 of a prompt's location, which prompts are ordered by."""
+    return hashlib.sha256(location.encode()).digest()
 
 
 def complete(
@@ -198,27 +222,5 @@ def _whole_lines(prompt: str, completion: Completion) -> str:
     return text if completion.has_ended else text[: text.rfind("\n") + 1]
 
 
-def _heads(file: SourceFile) -> Iterator[Prompt]:
-    lines = file.text.splitlines(keepends=True)
-    for node in ast.walk(ast.parse(file.text)):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-        if not body:
-            continue
-        first = min(getattr(item, "lineno", 0) for item in [body[0], *_decorators(body[0])])
-        end = node.end_lineno or node.lineno
-        head = lines[node.lineno - 1 : first - 1]
-        if end - first + 1 < MIN_BODY_LINES or not 0 < len(head) <= MAX_PROMPT_LINES:
-            continue
-        text = textwrap.dedent("".join(head))
-        if text.startswith(("def ", "async def ")):
-            yield Prompt(location=f"{file.name}:{node.lineno}", text=text)
-
-
 def _decorators(statement: ast.stmt) -> list[ast.expr]:
     return list(getattr(statement, "decorator_list", []))
-
-
-def _digest(location: str) -> bytes:
-    return hashlib.sha256(location.encode()).digest()

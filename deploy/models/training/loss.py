@@ -52,3 +52,19 @@ def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """
     loss: Tensor = _HeadLoss.apply(hidden, weight, targets)  # type: ignore[no-untyped-call]  # torch's own
     return loss
+
+
+def unlikelihood_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """
+    Return the mean of ``-log(1 - p)`` of tokens that are to become less likely.
+
+    Args:
+        hidden: States ``[N, D]``, bf16 or fp32; matrix products run in this dtype.
+        weight: Head ``[V, D]`` in fp32; receives an fp32 gradient.
+        targets: Unwanted ids ``[N]``, int64.
+    Source: Welleck et al., "Neural text generation with unlikelihood training" (2019).
+    """
+    logits = (hidden @ weight.to(hidden.dtype).T).float()
+    # As a difference of logarithms, since 1 - p is 0 in fp32 for a token that is all but certain.
+    others = logits.scatter(1, targets[:, None], float("-inf"))
+    return (logits.logsumexp(-1) - others.logsumexp(-1)).mean()

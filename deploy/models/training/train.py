@@ -92,23 +92,30 @@ class Trainer:
         weight = self.model.model.embed_tokens.weight
         passes = TOKENS_PER_STEP // TOKENS_PER_PASS
         mean_loss = 0.0
-        is_narrow = self.dtype != torch.float32
         ids, targets = ids.to(self.device), targets.to(self.device)
         for part, expected in zip(ids.chunk(passes), targets.chunk(passes), strict=True):
-            with torch.autocast(self.device.type, self.dtype, enabled=is_narrow):
-                hidden = self._hidden(part)
-            hidden = hidden.flatten(0, 1).to(self.dtype)
-            loss = head_loss(hidden, weight, expected.flatten()) / passes
+            loss = head_loss(self.hidden(part), weight, expected.flatten()) / passes
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own
             mean_loss += float(loss.detach())
+        self.update(factor)
+        self.progress.tokens += ids.numel()
+        return mean_loss
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """Return the last hidden states ``[B * T, D]`` of ids ``[B, T]``, for the loss."""
+        is_narrow = self.dtype != torch.float32
+        with torch.autocast(self.device.type, self.dtype, enabled=is_narrow):
+            hidden = self._hidden(ids)
+        return hidden.flatten(0, 1).to(self.dtype)
+
+    def update(self, factor: float) -> None:
+        """Apply and drop the gradients at ``factor`` of the peak rates."""
         self.muon.step(MATRIX_RATE * factor)
         for group in self.adam.param_groups:
             group["lr"] = OTHER_RATE * factor
         self.adam.step()
         self.adam.zero_grad()
         self.progress.steps += 1
-        self.progress.tokens += ids.numel()
-        return mean_loss
 
     def start_from(self, folder: Path) -> None:
         """
