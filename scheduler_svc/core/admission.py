@@ -116,15 +116,15 @@ def accept(replica: Replica, choices: list[Request], now: float) -> Acceptance:
     queued_tokens = sum(choice.terms.queued_tokens for choice in choices)
     excess = excess_of(cell, replica.limits.max_num_seqs, len(choices), queued_tokens)
     for request in crowded_out(cell, new, len(choices), excess):
-        fail(replica, request, crowding_error(cell, excess))
+        fail(cell, request, crowding_error(cell, excess))
     cell.spend_tokens(new, len(new.prompt))
     for choice in choices:
         cell.accept(choice)
     if cell.options.priority_preemption:
-        replica.reopen()
+        cell.reopen()
     for choice in choices:
         if choice.terms.num_prior:
-            finish_if_over(replica, choice, choice.outputs[-1], now)
+            finish_if_over(cell, choice, choice.outputs[-1], len(choice.outputs), now)
     first = choices[0]
     return Acceptance(
         num_truncated_tokens=first.terms.num_truncated_tokens,

@@ -6,30 +6,28 @@ from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.state.cell import Cell
 from scheduler_svc.core.state.ends import fail, finish
-from scheduler_svc.core.state.replica import Replica
 from tandem.errors import QueueFull
 
 CERTAINTY = 0.5
 """Share of the expected wait that must be over the time left before a request is refused for it."""
 
 
-def end_overdue(replica: Replica, now: float) -> None:
+def end_overdue(cell: Cell, now: float) -> None:
     """
     End every request that has reached its deadline, and each that waits past its queue limit or
     longer than its caller. A choice whose sibling was admitted goes on waiting.
     """
-    cell = replica.cell
     cell.note_time(now)
     while (request := cell.requests.expired(now)) is not None:
-        finish(replica, request, FinishReason.DEADLINE, now)
+        finish(cell, request, FinishReason.DEADLINE, now)
     while (request := cell.queue.overdue(now)) is not None:
         new = request.new
         if any(one.times.scheduled_s is not None for one in request.siblings):
             cell.queue.may_wait(request)
         elif new.give_up_s is not None and new.give_up_s <= now:
-            fail(replica, request, _gave_up(cell))
+            fail(cell, request, _gave_up(cell))
         else:
-            fail(replica, request, _waited_too_long(cell, new))
+            fail(cell, request, _waited_too_long(cell, new))
 
 
 def next_deadline_s(cell: Cell) -> float | None:

@@ -145,7 +145,7 @@ class Scheduler:
             RequestNotFound: No live request of this tenant has this id.
         """
         for request in self._cell.requests.choices_of(tenant, request_id):
-            finish(self._replica, request, reason, now, num_output_tokens=num_output_tokens)
+            finish(self._cell, request, reason, now, num_output_tokens=num_output_tokens)
 
     def end_handle(
         self,
@@ -163,7 +163,7 @@ class Scheduler:
         request = self._cell.requests.find(handle)
         if request is None:
             raise RequestNotFound(f"no live request has the handle {handle}: it may have ended")
-        finish(self._replica, request, reason, now, num_output_tokens=num_output_tokens)
+        finish(self._cell, request, reason, now, num_output_tokens=num_output_tokens)
 
     def preempt(self, request_id: str, tenant: str = NO_TENANT) -> None:
         """
@@ -233,7 +233,7 @@ class Scheduler:
 
     def expire(self, now: float) -> None:
         """End each request past its deadline or queue limit; `schedule` does this too."""
-        end_overdue(self._replica, now)
+        end_overdue(self._cell, now)
 
     def schedule(self, now: float) -> Batch | None:
         """
@@ -360,13 +360,13 @@ class Scheduler:
             try:
                 check_still_fits(limits, request)
             except TandemError as error:
-                fail(self._replica, request, error)
+                fail(self._cell, request, error)
 
     def fail_all(self, error: TandemError, now: float) -> None:
         """Fail every request with this error, except those that have reached their deadline."""
         self.expire(now)
         for request in list(self._cell.requests):
-            fail(self._replica, request, error)
+            fail(self._cell, request, error)
 
     def has_pending_work(self) -> bool:
         """

@@ -111,7 +111,7 @@ def fail_alone(builder: BatchBuilder, slot: int) -> None:
         f"blocks of {limits.block_size} tokens: shorten prompt or max_tokens, or raise "
         "max_num_blocks"
     )
-    fail(replica, request, NeverFits(message, metadata={"limit": "max_num_blocks"}))
+    fail(replica.cell, request, NeverFits(message, metadata={"limit": "max_num_blocks"}))
     builder.release_ended()
 
 

@@ -134,6 +134,7 @@ def _try_admit(
     request.prefix.share(writers)
     builder.headroom().charge(request)
     cell.queue.take(request, now)
+    request.place.bind(replica.number)
     note_admitted(replica, request)
     request.move(RequestState.PREFILL)
     _note_first_admission(builder, request, prefix, now)

@@ -82,7 +82,7 @@ def _fail_poison(replica: Replica, request: Request) -> None:
         f"executors died twice while they computed request {name} and nothing else, so it is not "
         "tried again: change it, and report it with its id, as executors should survive any request"
     )
-    fail(replica, request, PoisonRequest(message))
+    fail(replica.cell, request, PoisonRequest(message))
 
 
 def _fail_victims(replica: Replica, victims: tuple[Request, ...]) -> None:
@@ -92,4 +92,4 @@ def _fail_victims(replica: Replica, victims: tuple[Request, ...]) -> None:
             f"the executor died under request {request.new.request_id} and under "
             f"{len(victims) - 1} others, one at a time: try again later, or another replica"
         )
-        fail(replica, request, ExecutorLost(message))
+        fail(replica.cell, request, ExecutorLost(message))

@@ -49,6 +49,7 @@ def _start_over(replica: Replica, request: Request) -> None:
     request.prefix.share_nothing()
     replica.kv.host.discard(request.number)
     if request.state is RequestState.WAITING:
+        request.place.unbind()
         return
     _index_nothing_of(replica, request)
     replica.restart(request, "shared KV was wrong")

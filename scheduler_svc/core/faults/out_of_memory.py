@@ -83,7 +83,7 @@ def _fail(replica: Replica, request: Request) -> None:
         f"alone, at last with {request.num_known} tokens: make it shorter, or have the operator "
         "give the KV cache less memory, so that steps have more"
     )
-    fail(replica, request, OutOfMemory(message))
+    fail(replica.cell, request, OutOfMemory(message))
 
 
 def _log(replica: Replica, text: str) -> None:

@@ -38,7 +38,7 @@ def lose_refused(replica: Replica, refusal: Refusal) -> None:
             f"bug: report it with the scheduler's log and the id of this request, "
             f"{request.new.request_id}"
         )
-        fail(replica, request, InternalError(message))
+        fail(replica.cell, request, InternalError(message))
 
 
 def _requests_of(replica: Replica, refusal: Refusal) -> list[Request]:

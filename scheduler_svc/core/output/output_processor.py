@@ -197,8 +197,11 @@ def _finish_those_over(
     replica: Replica, slot: SlotColumn, token: Int32Column, ends: NDArray[np.bool_], now: float
 ) -> None:
     """Finish requests that their latest token ends; `ends` marks the rows to check."""
+    slots = replica.slots
     for row in ends.nonzero()[0].tolist():
-        finish_if_over(replica, replica.slots.request_of(int(slot[row])), int(token[row]), now)
+        one = int(slot[row])
+        num_outputs = slots.num_outputs(one)
+        finish_if_over(replica.cell, slots.request_of(one), int(token[row]), num_outputs, now)
 
 
 def _note_times(replica: Replica, slot: SlotColumn, position: Int32Column, now: float) -> None:
@@ -232,4 +235,4 @@ def _append_late_token(replica: Replica, result: StepResult, row: int, now: floa
     cell.counters.compute.output_tokens += 1
     if cell.recorder is not None:
         cell.recorder.note_tokens([(request, token)], replica.kv.pool, now)
-    finish_if_over(replica, request, token, now)
+    finish_if_over(cell, request, token, len(request.outputs), now)

@@ -51,7 +51,7 @@ def finish_if_scored(replica: Replica, request: Request, num_computed: int, now:
     """
     if request.produces or num_computed < request.prompt_len:
         return False
-    finish(replica, request, FinishReason.MAX_TOKENS, now)
+    finish(replica.cell, request, FinishReason.MAX_TOKENS, now)
     return True
 
 

@@ -22,7 +22,7 @@ def fail_row(replica: Replica, error: RowError) -> None:
         retry_alone(replica, request)
     else:
         distrust(replica, request)
-        fail(replica, request, _row_error(request, error))
+        fail(replica.cell, request, _row_error(request, error))
 
 
 def _row_error(request: Request, error: RowError) -> TandemError:

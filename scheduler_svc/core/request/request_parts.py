@@ -49,12 +49,15 @@ class Place:
     Slot of a request, or what it took along from its latest one.
 
     Attributes:
+        replica: Number of the executor that has its slot, its results in flight or a copy of its KV
+            in host memory; None while none has anything of it.
         slot: Its slot; None while it has none.
         key: Slot and generation that its results in flight carry, once it had a slot.
         planned: Tokens sent for computing in its latest slot, set when it loses that slot.
         applied: Planned tokens with results seen, set when it loses its slot.
     """
 
+    replica: int | None = None
     slot: int | None = None
     key: tuple[int, int] = (-1, 0)
     planned: int = 0
@@ -64,6 +67,14 @@ class Place:
     def num_in_flight(self) -> int:
         """Tokens of its latest slot with results yet to come, since it lost that slot."""
         return self.planned - self.applied
+
+    def bind(self, replica: int) -> None:
+        """Note that it is admitted to an executor."""
+        self.replica = replica
+
+    def unbind(self) -> None:
+        """Note that no executor has anything of it any more."""
+        self.replica = None
 
     def enter(self, slot: int, generation: int) -> None:
         """Note that it got a slot, under this generation."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from scheduler_svc.core.invariants import require
 from scheduler_svc.core.observe.latencies import Latencies
 from scheduler_svc.core.observe.request_events import EventKind, EventRecorder
@@ -19,12 +21,26 @@ from scheduler_svc.core.state.live_requests import LiveRequests
 from scheduler_svc.core.state.suspects import Suspects
 
 
+class Holder(Protocol):
+    """What an executor has of a cell's requests, as the cell sees it."""
+
+    def drop(self, request: Request) -> None:
+        """Forget a request, which is bound to this executor."""
+
+    def reopen(self) -> None:
+        """Let requests be admitted again, as those that wait are others than before."""
+
+    def start_afresh(self) -> None:
+        """Forget what running requests taught, as none is left."""
+
+
 class Cell:
     """
     One scheduler's requests, from acceptance to their ends.
 
     Attributes:
         options: Options of scheduling.
+        holders: The executors, by number.
         requests: All live requests.
         queue: Those that wait. Each other one is in exactly one place of a `Replica`.
         retry_advice: Advice for refused requests, from how fast requests end.
@@ -41,6 +57,7 @@ class Cell:
     __slots__ = (
         "counters",
         "events",
+        "holders",
         "latencies",
         "now_s",
         "options",
@@ -55,6 +72,7 @@ class Cell:
 
     def __init__(self, options: CoreOptions) -> None:
         self.options = options
+        self.holders: dict[int, Holder] = {}
         self.requests = LiveRequests()
         self.queue = WaitingQueue(options)
         self.retry_advice = RetryAdvice()
@@ -81,12 +99,28 @@ class Cell:
         if self.recorder is not None:
             self.recorder.note(EventKind.ADD, request, request.new.arrival_s)
 
+    def release(self, request: Request) -> None:
+        """Take an ending request out of its place: the queue, or what an executor has of it."""
+        if request.place.replica is not None:
+            self.holders[request.place.replica].drop(request)
+        if request in self.queue:
+            self.queue.discard(request)
+            self.reopen()
+
+    def reopen(self) -> None:
+        """Let every executor admit again, as one came or went that may make the difference."""
+        for holder in self.holders.values():
+            holder.reopen()
+
     def forget(self, request: Request) -> None:
         """Remove a choice that has ended with all its outputs, which its tenant is charged."""
         self.requests.remove(request)
         self.queue.settle(request)
         self.spend_tokens(request.new, len(request.outputs) - request.terms.num_prior)
         self.retry_advice.note_end(self.now_s)
+        if not len(self.requests):
+            for holder in self.holders.values():
+                holder.start_afresh()
 
     def spend_tokens(self, new: NewRequest, num_tokens: int) -> None:
         """Charge tokens to those that a request's tenant has in a minute, if that is limited."""

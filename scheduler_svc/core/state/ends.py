@@ -5,12 +5,12 @@ from __future__ import annotations
 from scheduler_svc.core.observe.request_events import EventKind
 from scheduler_svc.core.request.events import Ended, Failed
 from scheduler_svc.core.request.request import FinishReason, Request, RequestState
-from scheduler_svc.core.state.replica import Replica
+from scheduler_svc.core.state.cell import Cell
 from tandem.errors import TandemError
 
 
 def finish(
-    replica: Replica,
+    cell: Cell,
     request: Request,
     reason: FinishReason,
     now: float,
@@ -22,8 +22,7 @@ def finish(
     End a request without an error, whatever its state; `num_output_tokens` counts its output up to
     an end that was found outside the core.
     """
-    cell = replica.cell
-    _leave(replica, request)
+    _leave(cell, request)
     got_on = reason not in {FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.SUPERSEDED}
     cell.suspects.note_left(request.number, got_on=got_on)
     cell.counters.requests.finished_requests += 1
@@ -47,35 +46,32 @@ def finish(
     )
 
 
-def finish_if_over(replica: Replica, request: Request, token: int, now: float) -> None:
-    """Finish a request if its latest token ends it: EOS first, then stop ids, then lengths."""
-    slot = request.place.slot
-    num_outputs = len(request.outputs) if slot is None else replica.slots.num_outputs(slot)
+def finish_if_over(cell: Cell, request: Request, token: int, num_outputs: int, now: float) -> None:
+    """
+    Finish a request if its latest token, the `num_outputs`-th, ends it: EOS first, then stop ids,
+    then lengths.
+    """
     if token in request.new.eos_token_ids:
-        finish(replica, request, FinishReason.EOS, now, matched_token=token)
+        finish(cell, request, FinishReason.EOS, now, matched_token=token)
     elif token in request.new.stop_token_ids:
-        finish(replica, request, FinishReason.STOP_TOKEN, now, matched_token=token)
+        finish(cell, request, FinishReason.STOP_TOKEN, now, matched_token=token)
     elif request.prompt_len + num_outputs == request.terms.stop_len:
         reason = (
             FinishReason.CONTEXT_LIMIT if request.ends_by_context() else FinishReason.MAX_TOKENS
         )
-        finish(replica, request, reason, now)
+        finish(cell, request, reason, now)
 
 
-def fail(replica: Replica, request: Request, error: TandemError) -> None:
+def fail(cell: Cell, request: Request, error: TandemError) -> None:
     """End a request by an error, whatever its state."""
-    cell = replica.cell
-    _leave(replica, request)
+    _leave(cell, request)
     cell.suspects.note_left(request.number, got_on=False)
     cell.counters.requests.failed_requests += 1
     cell.note(EventKind.FAIL, request, error.reason)
     cell.events.add(Failed(handle=request.new.handle, error=error))
 
 
-def _leave(replica: Replica, request: Request) -> None:
-    cell = replica.cell
-    replica.drop(request)
+def _leave(cell: Cell, request: Request) -> None:
+    cell.release(request)
     request.move(RequestState.ENDED)
     cell.forget(request)
-    if not len(cell.requests):
-        replica.ratio.reset(cell.counters.decode_steps)

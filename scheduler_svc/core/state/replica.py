@@ -25,6 +25,7 @@ class Replica:
 
     Attributes:
         cell: The requests, shared by all replicas.
+        number: Its number among the replicas of the cell.
         limits: Limits in force: what is configured and what this executor can do.
         slots: Running requests, and slots that are yet to be released.
         kv: KV memory.
@@ -49,6 +50,7 @@ class Replica:
         "kv",
         "limits",
         "may_give_way",
+        "number",
         "paused",
         "ratio",
         "room",
@@ -56,8 +58,9 @@ class Replica:
         "suspension",
     )
 
-    def __init__(self, cell: Cell, limits: Limits) -> None:
+    def __init__(self, cell: Cell, limits: Limits, number: int = 0) -> None:
         self.cell = cell
+        self.number = number
         self.limits = limits
         self.slots = SlotTable(limits)
         self.kv = KvCache(limits, cell.options, self.slots)
@@ -69,6 +72,7 @@ class Replica:
         self.is_full = False
         self.suspension = Suspension()
         self.may_give_way: KeyedHeap[float, Request] = KeyedHeap()
+        cell.holders[number] = self
 
     def under_pressure(self) -> bool:
         """Return True while KV use is so high that no prompt may be admitted."""
@@ -84,6 +88,10 @@ class Replica:
     def reopen(self) -> None:
         """Let requests be admitted again, as one came that may fit or make others give way."""
         self.is_full = False
+
+    def start_afresh(self) -> None:
+        """Expect of new requests what was expected at the start, as none is left."""
+        self.ratio.reset(self.cell.counters.decode_steps)
 
     def note_sent(self, rows: PlannedRows) -> None:
         """Note a batch or command as in flight, behind all others."""
@@ -141,6 +149,8 @@ class Replica:
         """Put a preempted request back in the waiting queue."""
         self.draining.pop(request.place.key, None)
         request.move(RequestState.WAITING)
+        if self.kv.host.copy_of(request.number) is None:
+            request.place.unbind()
         self.cell.queue.put_back(request, self.cell.now_s)
 
     def vacate(self, slot: int) -> None:
@@ -157,15 +167,14 @@ class Replica:
         self.kv.prefix_cache.release(slot, request, blocks)
 
     def drop(self, request: Request) -> None:
-        """Take an ending request out of its place here or in the queue."""
-        self.is_full = False
+        """Forget all that this executor has of a request, which ends or goes elsewhere."""
         self.kv.host.discard(request.number)
         if request.place.slot is not None:
             self.vacate(request.place.slot)
         elif request.state is RequestState.DRAINING:
             del self.draining[request.place.key]
-        else:
-            self.cell.queue.discard(request)
+            self.is_full = False
+        request.place.unbind()
 
     def request_at(self, slot: int, generation: int) -> Request | None:
         """Return the live request that has results with this slot and generation, if any."""
@@ -193,6 +202,8 @@ class Replica:
         self.in_flight.clear()
         for request in cell.requests:
             request.prefix.forget_writers()
+            if request.place.replica == self.number:
+                request.place.unbind()
             if limits.block_size != self.limits.block_size:
                 request.forget_digests()
         self.limits = limits
@@ -242,10 +253,20 @@ class Replica:
             require(place.num_in_flight > 0, "a request drains with nothing in flight")
             is_sent = in_flight[key] == place.num_in_flight
             require(is_sent, "a draining request waits for what is not in flight")
+        self._check_bound()
         self.may_give_way.check_integrity()
         may_give_way = {request.number for request in self.may_give_way}
         is_running = may_give_way <= {request.number for request in running}
         require(is_running, "a request that does not run may give way")
+
+    def _check_bound(self) -> None:
+        """Check that the requests bound to this executor are those that it has anything of."""
+        for request in self.cell.requests:
+            is_here = request.place.slot is not None or request.state is RequestState.DRAINING
+            has_copy = self.kv.host.copy_of(request.number) is not None
+            is_bound = request.place.replica == self.number
+            require(is_bound or not has_copy, "an executor has a copy of another one's request")
+            require(not is_bound or is_here or has_copy, "a request is bound to nothing")
 
     def _note_preempted(self, request: Request, kind: EventKind, detail: str) -> None:
         request.setbacks.note_preemption()
