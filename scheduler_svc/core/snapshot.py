@@ -28,7 +28,7 @@ def core_stats(replica: Replica) -> Stats:
         host_blocks=host.num_blocks,
         used_host_blocks=host.num_blocks - host.num_free,
         steps_in_flight=len(replica.in_flight),
-        new_token_ratio=replica.ratio.at(cell.counters.decode_steps),
+        new_token_ratio=replica.ratio.at(replica.num_decode_steps),
         first_tokens=sum(ttft_s.counts),
         time_to_first_token_s=ttft_s.total,
         next_tokens=sum(inter_token_s.counts),

@@ -80,7 +80,7 @@ class BatchBuilder:
         """Add one token for each of these rows, which are all the decodes of the batch."""
         self.decodes = rows
         self.budget -= len(rows)
-        self.replica.cell.counters.decode_steps += 1
+        self.replica.note_decodes()
 
     def add_prefill(self, slot: int, num_tokens: int, *, samples: bool, is_long: bool) -> None:
         """Add a row for so many tokens of a prompt."""

@@ -26,6 +26,8 @@ class Replica:
     Attributes:
         cell: The requests, shared by all replicas.
         number: Its number among the replicas of the cell.
+        num_steps: Number of results applied.
+        num_decode_steps: Number of steps planned with decodes.
         limits: Limits in force: what is configured and what this executor can do.
         slots: Running requests, and slots that are yet to be released.
         kv: KV memory.
@@ -50,6 +52,8 @@ class Replica:
         "kv",
         "limits",
         "may_give_way",
+        "num_decode_steps",
+        "num_steps",
         "number",
         "paused",
         "ratio",
@@ -61,6 +65,8 @@ class Replica:
     def __init__(self, cell: Cell, limits: Limits, number: int = 0) -> None:
         self.cell = cell
         self.number = number
+        self.num_steps = 0
+        self.num_decode_steps = 0
         self.limits = limits
         self.slots = SlotTable(limits)
         self.kv = KvCache(limits, cell.options, self.slots)
@@ -91,16 +97,22 @@ class Replica:
 
     def start_afresh(self) -> None:
         """Expect of new requests what was expected at the start, as none is left."""
-        self.ratio.reset(self.cell.counters.decode_steps)
+        self.ratio.reset(self.num_decode_steps)
 
     def note_sent(self, rows: PlannedRows) -> None:
         """Note a batch or command as in flight, behind all others."""
         self.in_flight.append(rows)
 
+    def note_decodes(self) -> None:
+        """Note that a step is planned with decodes."""
+        self.num_decode_steps += 1
+        self.cell.counters.decode_steps += 1
+
     def note_result(self) -> None:
         """Note that the oldest batch or command is in flight no longer: its result is applied."""
         self.in_flight.popleft()
         self.cell.counters.compute.steps += 1
+        self.num_steps += 1
 
     def let_give_way(self, request: Request) -> None:
         """Let a request that gets a slot lose it to one of better priority."""
@@ -218,12 +230,12 @@ class Replica:
         Raises:
             InternalError: The first invariant that does not hold.
         """
-        slots, counters = self.slots, self.cell.counters
+        slots = self.slots
         without_slot = {one.number for one in self.cell.requests if one.place.slot is None}
         self.kv.check_integrity(slots, without_slot)
         slots.check_integrity()
-        self.ratio.check_integrity(counters.decode_steps)
-        self.room.check_integrity(counters.compute.steps)
+        self.ratio.check_integrity(self.num_decode_steps)
+        self.room.check_integrity(self.num_steps)
         self.suspension.check_integrity(len(slots.live) - slots.num_free())
         require(slots.num_running <= self.limits.max_running, "more slots run than max_batch_size")
         require(slots.num_running > 0 or not self.is_full, "none runs and none may be admitted")
