@@ -49,10 +49,11 @@ def choices_of(
 
 
 def is_sibling_computing(slots: SlotTable, request: Request) -> bool:
-    """Return True while another choice computes the prompt, which is worth waiting for."""
+    """Return True while another choice computes the prompt here, which is worth waiting for."""
     return any(
-        sibling.place.slot is not None and slots.planned[sibling.place.slot] < sibling.prompt_len
+        slots.planned[sibling.place.slot] < sibling.prompt_len
         for sibling in request.siblings
+        if sibling.place.slot is not None and sibling.place.replica == slots.replica
     )
 
 
@@ -70,11 +71,10 @@ def is_sibling_to_score(request: Request) -> bool:
 def find_sibling(slots: SlotTable, request: Request) -> int | None:
     """Return the slot of another choice with its whole prompt sent in earlier batches, if any."""
     for sibling in request.siblings:
-        if (
-            sibling.place.slot is not None
-            and slots.planned[sibling.place.slot] >= sibling.prompt_len
-        ):
-            return sibling.place.slot
+        slot = sibling.place.slot
+        is_here = slot is not None and sibling.place.replica == slots.replica
+        if is_here and slots.planned[slot] >= sibling.prompt_len:
+            return slot
     return None
 
 
@@ -86,5 +86,5 @@ def prefix_of_sibling(slots: SlotTable, request: Request, slot: int) -> Prefix:
 
 def writers_of_sibling(slots: SlotTable, slot: int) -> frozenset[int]:
     """Return the keys of the writers of the prompt's KV in the block table of `slot`."""
-    own = writer_key(slot, int(slots.generation[slot]))
+    own = writer_key(slots.replica, slot, int(slots.generation[slot]))
     return slots.request_of(slot).prefix.writers | {own}

@@ -20,9 +20,10 @@ def distrust(replica: Replica, request: Request, also: AbstractSet[int] = frozen
     Drop from the prefix cache the KV computed by a request with a row error, by the requests that
     share it and by the writers `also`; those that share it start over with only their own KV.
     """
-    culprit = writer_key(*request.place.key)
+    culprit = writer_key(replica.number, *request.place.key)
     sharers = [other for other in replica.cell.requests if culprit in other.prefix.writers]
-    keys = {writer_key(*sharer.place.key) for sharer in sharers}
+    # Those that share what it wrote were admitted to the same executor last.
+    keys = {writer_key(replica.number, *sharer.place.key) for sharer in sharers}
     replica.kv.prefix_cache.forget_written_by({culprit, *keys, *also})
     _index_nothing_of(replica, request)
     for sharer in sharers:
@@ -49,7 +50,6 @@ def _start_over(replica: Replica, request: Request) -> None:
     request.prefix.share_nothing()
     replica.kv.host.discard(request.number)
     if request.state is RequestState.WAITING:
-        request.place.unbind()
         return
     _index_nothing_of(replica, request)
     replica.restart(request, "shared KV was wrong")

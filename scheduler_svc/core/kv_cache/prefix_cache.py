@@ -21,6 +21,9 @@ from scheduler_svc.core.slots.slots import SlotTable
 from tandem.errors import InternalError
 from tandem.link.batch import Int32Column
 
+_REPLICA_SHIFT = 52
+"""An executor has fewer than 2^20 slots, and a cell far fewer than 2^11 executors."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
@@ -288,7 +291,7 @@ class PrefixCache:
         """Index a slot's blocks from `start` on under their digests."""
         assert self._index is not None
         end = len(blocks)
-        writer = writer_key(slot, int(self._slots.generation[slot]))
+        writer = writer_key(self._slots.replica, slot, int(self._slots.generation[slot]))
         self._index.add_chain(blocks[start:end], chain[start:end], parent, writer)
         self._num_indexed[slot] = end
 
@@ -317,9 +320,11 @@ class PrefixCache:
         return chain
 
 
-def writer_key(slot: int, generation: int) -> int:
-    """Return slot and generation as one number: the key of the request that computes there."""
-    return slot << 32 | generation
+def writer_key(replica: int, slot: int, generation: int) -> int:
+    """
+    Return replica, slot and generation as one number: the key of the request that computes there.
+    """
+    return replica << _REPLICA_SHIFT | slot << 32 | generation
 
 
 def _prompt_digests(request: Request, block_size: int) -> list[bytes]:

@@ -49,8 +49,8 @@ class Place:
     Slot of a request, or what it took along from its latest one.
 
     Attributes:
-        replica: Number of the executor that has its slot, its results in flight or a copy of its KV
-            in host memory; None while none has anything of it.
+        replica: Number of the executor that it was admitted to last, which has all that there is of
+            it outside of the queue; None before its first admission.
         slot: Its slot; None while it has none.
         key: Slot and generation that its results in flight carry, once it had a slot.
         planned: Tokens sent for computing in its latest slot, set when it loses that slot.
@@ -71,10 +71,6 @@ class Place:
     def bind(self, replica: int) -> None:
         """Note that it is admitted to an executor."""
         self.replica = replica
-
-    def unbind(self) -> None:
-        """Note that no executor has anything of it any more."""
-        self.replica = None
 
     def enter(self, slot: int, generation: int) -> None:
         """Note that it got a slot, under this generation."""

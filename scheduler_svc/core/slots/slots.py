@@ -36,6 +36,7 @@ class SlotTable:
             request, in the order of leaving.
         num_running: Number of running slots.
         num_decoding: Number of decoding slots.
+        replica: Number of the executor.
         num_departures: Number of times that a request lost or left its slot.
     """
 
@@ -58,16 +59,18 @@ class SlotTable:
         "num_decoding",
         "num_departures",
         "num_running",
+        "replica",
         "running",
         "tokens",
     )
 
-    def __init__(self, limits: Limits, first_version: int = 1) -> None:
+    def __init__(self, limits: Limits, first_version: int = 1, *, replica: int = 0) -> None:
         """
         Args:
             limits: Numbers of slots and blocks.
             first_version: Version of the first decode rows, higher than any of the slot table that
                 this one replaces.
+            replica: Number of the executor.
         """
         n = limits.num_slots
         self.live = np.zeros(n, np.bool_)
@@ -90,6 +93,7 @@ class SlotTable:
         self._constants = RowConstants(n)
         self._decode_rows: DecodeRows | None = None
         self._next_version = first_version
+        self.replica = replica
 
     @property
     def planned(self) -> Int32Column:

@@ -25,7 +25,7 @@ class Holder(Protocol):
     """What an executor has of a cell's requests, as the cell sees it."""
 
     def drop(self, request: Request) -> None:
-        """Forget a request, which is bound to this executor."""
+        """Forget a request that was admitted here last."""
 
     def reopen(self) -> None:
         """Let requests be admitted again, as those that wait are others than before."""
@@ -100,7 +100,7 @@ class Cell:
             self.recorder.note(EventKind.ADD, request, request.new.arrival_s)
 
     def release(self, request: Request) -> None:
-        """Take an ending request out of its place: the queue, or what an executor has of it."""
+        """Take an ending request out of its place: the queue, or its executor."""
         if request.place.replica is not None:
             self.holders[request.place.replica].drop(request)
         if request in self.queue:

@@ -17,6 +17,9 @@ from scheduler_svc.core.state.new_token_ratio import NewTokenRatio
 from scheduler_svc.core.state.step_room import StepRoom
 from scheduler_svc.core.state.suspension import Suspension
 
+VERSION_SHIFT = 48
+"""Versions of different executors never meet: what is kept for a version is for one executor."""
+
 
 class Replica:
     """
@@ -68,8 +71,8 @@ class Replica:
         self.num_steps = 0
         self.num_decode_steps = 0
         self.limits = limits
-        self.slots = SlotTable(limits)
-        self.kv = KvCache(limits, cell.options, self.slots)
+        self.slots = SlotTable(limits, 1 + (number << VERSION_SHIFT), replica=number)
+        self.kv = KvCache(limits, cell.options, self.slots, number << VERSION_SHIFT)
         self.in_flight: deque[PlannedRows] = deque()
         self.draining: dict[tuple[int, int], Request] = {}
         self.paused: dict[int, None] = {}
@@ -161,8 +164,6 @@ class Replica:
         """Put a preempted request back in the waiting queue."""
         self.draining.pop(request.place.key, None)
         request.move(RequestState.WAITING)
-        if self.kv.host.copy_of(request.number) is None:
-            request.place.unbind()
         self.cell.queue.put_back(request, self.cell.now_s)
 
     def vacate(self, slot: int) -> None:
@@ -186,7 +187,6 @@ class Replica:
         elif request.state is RequestState.DRAINING:
             del self.draining[request.place.key]
             self.is_full = False
-        request.place.unbind()
 
     def request_at(self, slot: int, generation: int) -> Request | None:
         """Return the live request that has results with this slot and generation, if any."""
@@ -213,13 +213,12 @@ class Replica:
             self.wait_again(request)
         self.in_flight.clear()
         for request in cell.requests:
-            request.prefix.forget_writers()
             if request.place.replica == self.number:
-                request.place.unbind()
+                request.prefix.forget_writers()
             if limits.block_size != self.limits.block_size:
                 request.forget_digests()
         self.limits = limits
-        self.slots = SlotTable(limits, self.slots.next_version())
+        self.slots = SlotTable(limits, self.slots.next_version(), replica=self.number)
         self.kv = KvCache(limits, cell.options, self.slots, self.kv.prefix_cache.version + 1)
         self.suspension.note_resumed()
 
@@ -272,13 +271,14 @@ class Replica:
         require(is_running, "a request that does not run may give way")
 
     def _check_bound(self) -> None:
-        """Check that the requests bound to this executor are those that it has anything of."""
+        """Check that what this executor has is of requests that were admitted here last."""
         for request in self.cell.requests:
-            is_here = request.place.slot is not None or request.state is RequestState.DRAINING
             has_copy = self.kv.host.copy_of(request.number) is not None
             is_bound = request.place.replica == self.number
             require(is_bound or not has_copy, "an executor has a copy of another one's request")
-            require(not is_bound or is_here or has_copy, "a request is bound to nothing")
+        found = [*self.slots.running_requests(), *self.draining.values()]
+        is_here = all(request.place.replica == self.number for request in found)
+        require(is_here, "an executor runs a request that was admitted to another")
 
     def _note_preempted(self, request: Request, kind: EventKind, detail: str) -> None:
         request.setbacks.note_preemption()

@@ -65,7 +65,7 @@ class TestForks:
         replica = rig.core._replica
         assert 1 == replica.slots.generation[0]
         for slot in (1, 2):
-            assert frozenset({writer_key(0, 1)}) == replica.slots.request_of(slot).prefix.writers
+            assert frozenset({writer_key(0, 0, 1)}) == replica.slots.request_of(slot).prefix.writers
 
     def test_only_a_block_that_is_written_on_is_copied(self):
         """
