@@ -18,8 +18,9 @@ from scheduler_svc.core.request.prior_outputs import check_prior_lengths, check_
 from scheduler_svc.core.request.request import Request
 from scheduler_svc.core.request.truncation import num_to_drop
 from scheduler_svc.core.slots.end_ids import MAX_END_ID
+from scheduler_svc.core.state.cell import Cell
 from scheduler_svc.core.state.ends import fail, finish_if_over
-from scheduler_svc.core.state.replica import Replica
+from scheduler_svc.core.state.fleet import Fleet
 from scheduler_svc.core.tenant_admission import (
     check_tokens,
     crowded_out,
@@ -63,7 +64,7 @@ class Acceptance:
     max_tokens: int
 
 
-def check(replica: Replica, new: NewRequest) -> list[Request]:
+def check(fleet: Fleet, new: NewRequest) -> list[Request]:
     """
     Check that a request can be accepted now; returns the choices to be produced, at least one,
     truncated to what fits under overlength=truncate.
@@ -72,7 +73,7 @@ def check(replica: Replica, new: NewRequest) -> list[Request]:
         DuplicateRequestId, EmptyPrompt, InvalidParameter, FeatureUnsupported, PromptTooLong,
         TotalTooLong, NeverFits, QueueFull or MemoryPressure, in this order.
     """
-    cell = replica.cell
+    cell = fleet.cell
     if cell.requests.has(new.tenant, new.request_id):
         message = (
             f"request id {new.request_id!r} is in use: choose another, or wait until that request "
@@ -81,11 +82,11 @@ def check(replica: Replica, new: NewRequest) -> list[Request]:
         raise DuplicateRequestId(message, field="request_id")
     _check_parameters(new)
     _check_features(cell.options, new)
-    limits, whole_len = replica.limits, len(new.prompt)
+    limits, whole_len = fleet.largest.limits, len(new.prompt)
     # Where not even two tokens fit, truncation does not help.
-    if cell.options.overlength is Overlength.TRUNCATE and _longest(limits) > 1:
+    if cell.options.overlength is Overlength.TRUNCATE and limits.longest > 1:
         new = _truncated(limits, new)
-        total_len = min(len(new.prompt) + new.max_tokens, _longest(limits))
+        total_len = min(len(new.prompt) + new.max_tokens, limits.longest)
     else:
         total_len = len(new.prompt) + new.max_tokens
         _check_lengths(limits, len(new.prompt), new.max_tokens)
@@ -97,24 +98,24 @@ def check(replica: Replica, new: NewRequest) -> list[Request]:
         first_number=cell.counters.requests.accepted_requests,
         num_truncated_tokens=whole_len - len(new.prompt),
     )
-    _check_family(replica, new, len(choices))
-    queued_tokens = _count_queued_tokens(replica, choices)
-    _check_capacity(replica, new, len(choices), queued_tokens)
+    _check_family(fleet, new, len(choices))
+    queued_tokens = _count_queued_tokens(fleet, choices)
+    _check_capacity(fleet, new, len(choices), queued_tokens)
     check_tokens(cell, new, queued_tokens)
     check_in_time(cell, new)
     return choices
 
 
-def accept(replica: Replica, choices: list[Request], now: float) -> Acceptance:
+def accept(fleet: Fleet, choices: list[Request], now: float) -> Acceptance:
     """
     Put the checked choices of a request in the waiting queue; a choice ends at once if its prior
     outputs already reach its end. Returns the terms on which the request was accepted.
 
     Where the queue is full, requests of a tenant with more waiting ones end for it with QueueFull.
     """
-    cell, new = replica.cell, choices[0].new
+    cell, new = fleet.cell, choices[0].new
     queued_tokens = sum(choice.terms.queued_tokens for choice in choices)
-    excess = excess_of(cell, replica.limits.max_num_seqs, len(choices), queued_tokens)
+    excess = excess_of(cell, fleet.largest.limits.max_num_seqs, len(choices), queued_tokens)
     for request in crowded_out(cell, new, len(choices), excess):
         fail(cell, request, crowding_error(cell, excess))
     cell.spend_tokens(new, len(new.prompt))
@@ -198,15 +199,10 @@ def _check_lengths(limits: Limits, prompt_len: int, max_tokens: int) -> None:
         raise TotalTooLong(message, field="stopping.max_tokens", metadata=metadata)
 
 
-def _longest(limits: Limits) -> int:
-    """Return the most tokens of prompt and output that one request may have."""
-    return min(limits.max_model_len, limits.num_blocks * limits.block_size)
-
-
 def _truncated(limits: Limits, new: NewRequest) -> NewRequest:
     """Return the request without its oldest prompt tokens if its prompt is too long."""
     prompt_len = len(new.prompt)
-    fitting = prompt_len - num_to_drop(prompt_len, new.max_tokens, _longest(limits))
+    fitting = prompt_len - num_to_drop(prompt_len, new.max_tokens, limits.longest)
     kept = min(fitting, _max_prompt_blocks(limits) * limits.block_size)
     if kept == prompt_len or kept < 1:
         return new
@@ -245,11 +241,11 @@ def _check_blocks(limits: Limits, prompt_len: int, total_len: int) -> None:
         raise NeverFits(message, field="prompt", metadata=metadata)
 
 
-def _check_family(replica: Replica, new: NewRequest, num_choices: int) -> None:
+def _check_family(fleet: Fleet, new: NewRequest, num_choices: int) -> None:
     """Check that all choices together could ever be in the system."""
-    options = replica.cell.options
+    options = fleet.cell.options
     bounds = {
-        "max_num_seqs": replica.limits.max_num_seqs,
+        "max_num_seqs": fleet.largest.limits.max_num_seqs,
         "max_queued_requests": options.max_queued_requests,
         "max_tenant_requests": limits_of(options, new).max_requests,
     }
@@ -259,17 +255,15 @@ def _check_family(replica: Replica, new: NewRequest, num_choices: int) -> None:
             raise NeverFits(message, field="n", metadata=_of(name, bound))
 
 
-def _check_capacity(
-    replica: Replica, new: NewRequest, num_choices: int, queued_tokens: int
-) -> None:
+def _check_capacity(fleet: Fleet, new: NewRequest, num_choices: int, queued_tokens: int) -> None:
     """
     Check that there is room for all choices now, with so many tokens to compute.
 
     The limits of the waiting queue hold for every arrival, even where a slot is free: a new request
     waits until the next plan. Requests of a tenant with more waiting ones give way.
     """
-    cell = replica.cell
-    limits, options = replica.limits, cell.options
+    cell = fleet.cell
+    limits, options = fleet.largest.limits, cell.options
     num_live, num_waiting = len(cell.requests), len(cell.queue)
     too_much = excess_of(cell, limits.max_num_seqs, num_choices, queued_tokens)
     is_full = too_much.is_any and not crowded_out(cell, new, num_choices, too_much)
@@ -279,20 +273,21 @@ def _check_capacity(
             "again when one has ended (max_num_seqs counts waiting requests too; vLLM's "
             "max_num_seqs is max_batch_size here)"
         )
-        raise _full(replica, message, "max_num_seqs", limits.max_num_seqs, excess)
-    _check_tenant_requests(replica, new, num_choices)
+        raise _full(cell, message, "max_num_seqs", limits.max_num_seqs, excess)
+    _check_tenant_requests(cell, new, num_choices)
     bound = options.max_queued_requests
     if is_full and bound is not None and (excess := num_waiting + num_choices - bound) > 0:
         message = (
             f"{num_waiting} requests wait and max_queued_requests is {bound}: try again when some "
             "have been admitted"
         )
-        raise _full(replica, message, "max_queued_requests", bound, excess)
+        raise _full(cell, message, "max_queued_requests", bound, excess)
     if is_full:
-        _check_queued_tokens(replica, queued_tokens)
-    if options.on_pressure is OnPressure.REFUSE and replica.under_pressure():
+        _check_queued_tokens(cell, queued_tokens)
+    if options.on_pressure is OnPressure.REFUSE and fleet.under_pressure():
+        pool = fleet.largest.kv.pool
         message = (
-            f"{replica.kv.pool.num_used} of {replica.kv.pool.num_blocks} KV blocks are in use and "
+            f"{pool.num_used} of {pool.num_blocks} KV blocks are in use and "
             f"memory_threshold is {limits.memory_threshold}: try again when a request has ended"
         )
         raise MemoryPressure(
@@ -302,8 +297,7 @@ def _check_capacity(
         )
 
 
-def _check_tenant_requests(replica: Replica, new: NewRequest, num_choices: int) -> None:
-    cell = replica.cell
+def _check_tenant_requests(cell: Cell, new: NewRequest, num_choices: int) -> None:
     bound = limits_of(cell.options, new).max_requests
     if bound is None:
         return
@@ -315,10 +309,10 @@ def _check_tenant_requests(replica: Replica, new: NewRequest, num_choices: int) 
         )
         # Only the tenant's own share of all ends makes room for it.
         ends = -(-excess * len(cell.requests) // num_own)
-        raise _full(replica, message, "max_tenant_requests", bound, ends)
+        raise _full(cell, message, "max_tenant_requests", bound, ends)
 
 
-def _count_queued_tokens(replica: Replica, choices: list[Request]) -> int:
+def _count_queued_tokens(fleet: Fleet, choices: list[Request]) -> int:
     """
     Count the tokens to compute of a request before its first new token: the uncached prompt once,
     the prior outputs of each choice, and at least one token for each choice.
@@ -327,11 +321,10 @@ def _count_queued_tokens(replica: Replica, choices: list[Request]) -> int:
         NeverFits: They are more than max_queued_tokens.
     """
     first = choices[0]
-    cached_len = 0 if replica.kv.prefixes is None else replica.kv.prefixes.match_len(first)
-    first.terms.note_queued(first.num_known - cached_len)
+    first.terms.note_queued(first.num_known - fleet.match_len(first))
     for other in choices[1:]:
         other.terms.note_queued(other.terms.num_prior)
-    own, bound = sum(c.terms.queued_tokens for c in choices), replica.cell.options.max_queued_tokens
+    own, bound = sum(c.terms.queued_tokens for c in choices), fleet.cell.options.max_queued_tokens
     if bound is not None and own > bound:
         message = (
             f"{own} tokens of the prompt are to be computed and max_queued_tokens is {bound}: "
@@ -341,8 +334,7 @@ def _count_queued_tokens(replica: Replica, choices: list[Request]) -> int:
     return own
 
 
-def _check_queued_tokens(replica: Replica, own: int) -> None:
-    cell = replica.cell
+def _check_queued_tokens(cell: Cell, own: int) -> None:
     bound, queued = cell.options.max_queued_tokens, cell.queue.num_fresh_tokens
     if bound is None or queued + own <= bound:
         return
@@ -352,12 +344,11 @@ def _check_queued_tokens(replica: Replica, own: int) -> None:
     )
     mean = queued / cell.queue.num_fresh
     num_ends = int((queued + own - bound) / mean) + 1
-    raise _full(replica, message, "max_queued_tokens", bound, num_ends)
+    raise _full(cell, message, "max_queued_tokens", bound, num_ends)
 
 
-def _full(replica: Replica, message: str, limit: str, value: int, num_ends: int) -> QueueFull:
+def _full(cell: Cell, message: str, limit: str, value: int, num_ends: int) -> QueueFull:
     """Return the error of a refusal, with advice to retry once this many requests have ended."""
-    cell = replica.cell
     retry_after_s = cell.retry_advice.after_ends(num_ends, cell.now_s)
     return QueueFull(message, metadata=_of(limit, value), retry_after_s=retry_after_s)
 

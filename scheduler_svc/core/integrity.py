@@ -6,34 +6,37 @@ from collections import Counter
 
 from scheduler_svc.core.invariants import require
 from scheduler_svc.core.listing import num_outputs
-from scheduler_svc.core.state.replica import Replica
+from scheduler_svc.core.state.fleet import Fleet
 
 
-def check_integrity(replica: Replica) -> None:
+def check_integrity(fleet: Fleet) -> None:
     """
-    Check every invariant of the core's state: those of the requests, of their executor, and of both
-    together.
+    Check every invariant of the core's state: those of the requests, of each executor, and of
+    all together.
 
     Raises:
         InternalError: The first one that does not hold.
     """
-    replica.cell.check_integrity()
-    replica.check_integrity()
-    _check_places(replica)
-    _check_events(replica)
+    fleet.cell.check_integrity()
+    for replica in fleet:
+        replica.check_integrity()
+    _check_places(fleet)
+    _check_events(fleet)
 
 
-def _check_places(replica: Replica) -> None:
+def _check_places(fleet: Fleet) -> None:
     """Check that each live request waits, drains or has a slot, and is nowhere twice."""
-    cell = replica.cell
-    found = [*cell.queue, *replica.draining.values(), *replica.slots.running_requests()]
+    cell = fleet.cell
+    found = list(cell.queue)
+    for replica in fleet:
+        found += [*replica.draining.values(), *replica.slots.running_requests()]
     places = Counter(request.number for request in found)
     live = Counter(request.number for request in cell.requests)
     require(places == live, "a request is in no place or in two")
 
 
-def _check_events(replica: Replica) -> None:
-    cell = replica.cell
+def _check_events(fleet: Fleet) -> None:
+    cell = fleet.cell
     if cell.recorder is not None:
-        seen = [(one, num_outputs(replica, one) - one.terms.num_prior) for one in cell.requests]
+        seen = [(one, num_outputs(fleet, one) - one.terms.num_prior) for one in cell.requests]
         cell.recorder.check_integrity(seen)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scheduler_svc.core.request.request import Request, RequestState
+from scheduler_svc.core.state.fleet import Fleet
 from scheduler_svc.core.state.replica import Replica
 
 
@@ -45,19 +46,21 @@ class RequestRow:
     num_preemptions: int
 
 
-def list_requests(replica: Replica) -> list[RequestRow]:
+def list_requests(fleet: Fleet) -> list[RequestRow]:
     """Return one row per live choice, in order of arrival."""
-    requests = sorted(replica.cell.requests, key=lambda request: request.number)
-    return [_row(replica, request) for request in requests]
+    requests = sorted(fleet.cell.requests, key=lambda request: request.number)
+    return [_row(fleet, request) for request in requests]
 
 
-def num_outputs(replica: Replica, request: Request) -> int:
+def num_outputs(fleet: Fleet, request: Request) -> int:
     """Return the number of output tokens known of a live request."""
-    in_tail = 0 if request.place.slot is None else replica.slots.tokens.tail_len(request.place.slot)
-    return len(request.outputs) + in_tail
+    replica, slot = fleet.of(request), request.place.slot
+    if replica is None or slot is None:
+        return len(request.outputs)
+    return len(request.outputs) + replica.slots.tokens.tail_len(slot)
 
 
-def _row(replica: Replica, request: Request) -> RequestRow:
+def _row(fleet: Fleet, request: Request) -> RequestRow:
     new, first_s = request.new, request.times.first_token_s
     return RequestRow(
         number=request.number,
@@ -69,7 +72,7 @@ def _row(replica: Replica, request: Request) -> RequestRow:
         priority=new.priority,
         num_prompt_tokens=request.prompt_len,
         num_cached_tokens=request.prefix.num_cached_tokens,
-        num_output_tokens=num_outputs(replica, request),
+        num_output_tokens=num_outputs(fleet, request),
         arrival_s=new.arrival_s,
         ttft_s=None if first_s is None else first_s - new.arrival_s,
         num_preemptions=request.setbacks.num_preemptions,

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 from scheduler_svc.core.observe.stats import HistogramSnapshot
-from scheduler_svc.core.state.replica import Replica
+from scheduler_svc.core.state.cell import Cell
+from scheduler_svc.core.state.fleet import Fleet
 from tandem.admin.v1.stats_pb2 import GetStatsResponse as Stats
 
 
-def core_stats(replica: Replica) -> Stats:
-    """Return the core's part of the statistics; the time taken does not grow with requests."""
-    cell, pool, host = replica.cell, replica.kv.pool, replica.kv.host
+def core_stats(fleet: Fleet) -> Stats:
+    """
+    Return the core's part of the statistics, sums over all executors; the time taken does not grow
+    with requests.
+    """
+    cell = fleet.cell
+    pools, hosts = [one.kv.pool for one in fleet], [one.kv.host for one in fleet]
+    num_blocks, num_used = sum(one.num_blocks for one in pools), sum(one.num_used for one in pools)
     ttft_s, inter_token_s = cell.latencies.ttft_s, cell.latencies.inter_token_s
     return Stats(
         **cell.counters.by_field(),
-        running_requests=replica.slots.num_running + len(replica.draining),
+        running_requests=sum(one.slots.num_running + len(one.draining) for one in fleet),
         waiting_requests=len(cell.queue),
-        paused_requests=len(replica.paused),
-        swapped_requests=host.num_copies,
+        paused_requests=sum(len(one.paused) for one in fleet),
+        swapped_requests=sum(one.num_copies for one in hosts),
         suspected_requests=cell.suspects.num_suspects,
         queued_tokens=cell.queue.num_fresh_tokens,
-        used_blocks=pool.num_used,
-        cached_blocks=pool.num_cached,
-        free_blocks=pool.num_free,
-        total_blocks=pool.num_blocks,
-        token_usage=pool.usage,
-        block_size=replica.limits.block_size,
-        host_blocks=host.num_blocks,
-        used_host_blocks=host.num_blocks - host.num_free,
-        steps_in_flight=len(replica.in_flight),
-        new_token_ratio=replica.ratio.at(replica.num_decode_steps),
+        used_blocks=num_used,
+        cached_blocks=sum(one.num_cached for one in pools),
+        free_blocks=sum(one.num_free for one in pools),
+        total_blocks=num_blocks,
+        token_usage=num_used / num_blocks,
+        block_size=fleet.largest.limits.block_size,
+        host_blocks=sum(one.num_blocks for one in hosts),
+        used_host_blocks=sum(one.num_blocks - one.num_free for one in hosts),
+        steps_in_flight=sum(len(one.in_flight) for one in fleet),
+        new_token_ratio=max(one.ratio.at(one.num_decode_steps) for one in fleet),
         first_tokens=sum(ttft_s.counts),
         time_to_first_token_s=ttft_s.total,
         next_tokens=sum(inter_token_s.counts),
@@ -36,9 +42,9 @@ def core_stats(replica: Replica) -> Stats:
     )
 
 
-def core_histograms(replica: Replica) -> dict[str, HistogramSnapshot]:
+def core_histograms(cell: Cell) -> dict[str, HistogramSnapshot]:
     """Return copies of the core's histograms, by their names in the metrics."""
     return {
-        "time_to_first_token": replica.cell.latencies.ttft_s.snapshot(),
-        "inter_token": replica.cell.latencies.inter_token_s.snapshot(),
+        "time_to_first_token": cell.latencies.ttft_s.snapshot(),
+        "inter_token": cell.latencies.inter_token_s.snapshot(),
     }

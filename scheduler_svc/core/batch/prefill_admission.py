@@ -8,6 +8,7 @@ from scheduler_svc.core.batch import parallel_sampling
 from scheduler_svc.core.batch.batch_builder import BatchBuilder
 from scheduler_svc.core.batch.prefills import add_chunk, may_cut, next_chunk
 from scheduler_svc.core.batch.priority_preemption import note_admitted
+from scheduler_svc.core.batch.routing import welcome
 from scheduler_svc.core.faults.trials import waiting_for_trial
 from scheduler_svc.core.kv_cache.prefix_cache import NOTHING_CACHED, Prefix
 from scheduler_svc.core.kv_cache.prefix_index import NO_BLOCK
@@ -46,7 +47,7 @@ def admit(builder: BatchBuilder, now: float) -> None:
     if not _has_room(builder):
         return
     num_passed = num_sent = 0
-    candidates = cell.queue.candidates(now, replica.kv.prefixes)
+    candidates = welcome(replica, now)
     if cell.suspects.num_suspects:
         candidates = iter(waiting_for_trial(replica))
     for request in candidates:
@@ -134,7 +135,7 @@ def _try_admit(
     request.prefix.share(writers)
     builder.headroom().charge(request)
     cell.queue.take(request, now)
-    request.place.bind(replica.number)
+    cell.bind(request, replica.number)
     note_admitted(replica, request)
     request.move(RequestState.PREFILL)
     _note_first_admission(builder, request, prefix, now)

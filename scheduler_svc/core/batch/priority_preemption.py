@@ -13,6 +13,7 @@ from itertools import islice
 
 from scheduler_svc.core.batch.batch_builder import BatchBuilder
 from scheduler_svc.core.batch.headroom import Headroom
+from scheduler_svc.core.batch.routing import taken_by
 from scheduler_svc.core.request.request import Request
 from scheduler_svc.core.state.replica import Replica
 
@@ -47,7 +48,7 @@ def make_way(builder: BatchBuilder, now: float) -> None:
     if best is None or best >= worst[1].new.priority:
         return
     promised_blocks = 0
-    ahead = islice(cell.queue.candidates(now, replica.kv.prefixes), MAX_ADVANCED)
+    ahead = islice(cell.queue.candidates(now, replica.kv.prefixes, taken_by(replica)), MAX_ADVANCED)
     for promised_slots, request in enumerate(ahead):
         while not _fits(replica, request, promised_slots, promised_blocks):
             victim = _victim_for(replica, request)

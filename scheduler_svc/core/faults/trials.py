@@ -40,7 +40,7 @@ def note_progress(replica: Replica, now: float) -> None:
     cleared = suspects.note_progress(
         (mark, int(applied[mark.request.place.slot]))
         for mark in suspects.marks()
-        if mark.request.place.slot is not None
+        if mark.request.place.slot is not None and mark.request.place.replica == replica.number
     )
     if not cleared:
         return

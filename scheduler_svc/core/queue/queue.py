@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from math import floor, inf
 
 from scheduler_svc.core.queue.fair_queue import FairQueue
@@ -171,7 +171,12 @@ class WaitingQueue:
         top = self._start_by.peek()
         return None if top is None else top[0]
 
-    def candidates(self, now: float, view: PrefixView | None) -> Iterator[Request]:
+    def candidates(
+        self,
+        now: float,
+        view: PrefixView | None,
+        can_take: Callable[[Request], bool] | None = None,
+    ) -> Iterator[Request]:
         """
         Yield the requests that may be admitted, next one first.
 
@@ -183,12 +188,18 @@ class WaitingQueue:
         Args:
             now: Present time, in seconds.
             view: The prefix cache; None where there is none, and then lpm and dfs-weight are fcfs.
+            can_take: Says whether the caller could ever take a request; others are left out. None
+                where it can take all.
         """
         for request in self._aged(now):
+            if can_take is not None and not can_take(request):
+                continue
             yield request
             if request.number in self._places:
                 return
-        yield from self._not_aged(now, view)
+        for request in self._not_aged(now, view):
+            if can_take is None or can_take(request):
+                yield request
 
     def in_order(self, now: float, view: PrefixView | None) -> Iterator[Request]:
         """Yield all waiting requests, next one first; O(n log n) at most."""

@@ -89,6 +89,11 @@ class Limits:
         return -(-num_tokens // self.block_size)
 
     @property
+    def longest(self) -> int:
+        """Most tokens of prompt and output that one request may have."""
+        return min(self.max_model_len, self.num_blocks * self.block_size)
+
+    @property
     def max_blocks_per_seq(self) -> int:
         """Width of a block table: most blocks of one sequence."""
         return self.blocks_for(self.max_model_len)

@@ -113,6 +113,14 @@ class SlotTable:
         """Return the number of slots that are not live."""
         return len(self._free)
 
+    def num_unsent(self) -> int:
+        """Return the number of tokens of admitted requests that are yet to be sent."""
+        if self.num_running == self.num_decoding:
+            return 0
+        slots = (self.running & ~self.decoding).nonzero()[0]
+        unsent = self.admitted.submitted_len[slots] - self.planned[slots]
+        return int(np.maximum(unsent, 0).sum())
+
     def holder(self, slot: int) -> Request | None:
         """Return the request that runs in a slot, if any."""
         return self._requests[slot]

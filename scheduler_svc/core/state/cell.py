@@ -30,6 +30,12 @@ class Holder(Protocol):
     def reopen(self) -> None:
         """Let requests be admitted again, as those that wait are others than before."""
 
+    def cost(self, request: Request) -> float | None:
+        """
+        Return how long a waiting request would wait for its first token here, in tokens to compute;
+        None where it cannot be admitted now.
+        """
+
     def start_afresh(self) -> None:
         """Forget what running requests taught, as none is left."""
 
@@ -101,11 +107,19 @@ class Cell:
 
     def release(self, request: Request) -> None:
         """Take an ending request out of its place: the queue, or its executor."""
-        if request.place.replica is not None:
-            self.holders[request.place.replica].drop(request)
+        holder = self.holders.get(-1 if request.place.replica is None else request.place.replica)
+        if holder is not None:
+            holder.drop(request)
         if request in self.queue:
             self.queue.discard(request)
             self.reopen()
+
+    def bind(self, request: Request, replica: int) -> None:
+        """Note that a request is admitted to an executor; another keeps no copy of its KV."""
+        last = request.place.replica
+        if last is not None and last != replica and last in self.holders:
+            self.holders[last].drop(request)
+        request.place.bind(replica)
 
     def reopen(self) -> None:
         """Let every executor admit again, as one came or went that may make the difference."""

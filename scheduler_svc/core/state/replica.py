@@ -98,6 +98,29 @@ class Replica:
         """Let requests be admitted again, as one came that may fit or make others give way."""
         self.is_full = False
 
+    def can_ever_take(self, request: Request) -> bool:
+        """Return True when a request could run to its end here, alone."""
+        limits, longest = self.limits, request.terms.longest
+        return longest <= limits.max_model_len and limits.blocks_for(longest) <= limits.num_blocks
+
+    def cost(self, request: Request) -> float | None:
+        """
+        Return how long a waiting request would wait for its first token here, in tokens to compute:
+        its own uncached ones, those of prompts under way, and for full memory a step's worth. None
+        where it cannot be admitted now.
+        """
+        limits, slots = self.limits, self.slots
+        is_closed = self.is_full or self.draining or self.paused or self.suspension.is_in_force
+        has_slot = slots.num_running < self.room.rows(limits.max_running) and slots.num_free() > 0
+        if is_closed or not has_slot or self.under_pressure() or not self.can_ever_take(request):
+            return None
+        if limits.blocks_for(request.num_known) > self.kv.pool.num_available:
+            return None
+        cache = self.kv.prefixes
+        cached = 0 if cache is None else cache.match_len(request)
+        share = slots.num_running / limits.max_running + self.kv.pool.usage
+        return request.num_known - cached + slots.num_unsent() + share * limits.max_total_tokens
+
     def start_afresh(self) -> None:
         """Expect of new requests what was expected at the start, as none is left."""
         self.ratio.reset(self.num_decode_steps)

@@ -103,7 +103,7 @@ def grow_one_token_late(monkeypatch):
 def prefer_the_newest(monkeypatch):
     """The queue is served from its end."""
 
-    def last_first(queue, now, view):
+    def last_first(queue, now, view, _can_take=None):
         return reversed(list(queue.in_order(now, view)))
 
     monkeypatch.setattr(WaitingQueue, "candidates", last_first)

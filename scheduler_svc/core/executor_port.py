@@ -1,0 +1,204 @@
+"""What the code that drives one executor asks of the core: steps for it, and its results back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scheduler_svc.core import suspension
+from scheduler_svc.core.admission import check_still_fits
+from scheduler_svc.core.batch.lookahead import lookahead
+from scheduler_svc.core.batch.pausing import num_paused_blocks
+from scheduler_svc.core.batch.planner import plan
+from scheduler_svc.core.deadlines import end_overdue
+from scheduler_svc.core.faults.executor_loss import lose_executor, prove
+from scheduler_svc.core.faults.refusals import Refusal, lose_refused
+from scheduler_svc.core.listing import slot_columns
+from scheduler_svc.core.output.output_processor import apply_result
+from scheduler_svc.core.request.geometry import ExecutorGeometry, Limits
+from scheduler_svc.core.state.ends import fail
+from scheduler_svc.core.state.fleet import Fleet
+from tandem.engine_config import EngineConfig
+from tandem.errors import TandemError
+from tandem.link.batch import Batch
+from tandem.link.commands import KvMode, Resume, Suspend
+from tandem.link.results import StepResult
+
+
+class ExecutorPort:
+    """
+    One executor of a `Scheduler`.
+
+    Each batch that `schedule` returns must be sent, and its result given to `apply`, in order; any
+    number may be in flight. Every `now` is seconds on one clock that never goes back.
+    """
+
+    def __init__(self, fleet: Fleet, number: int) -> None:
+        self._fleet = fleet
+        self._cell = fleet.cell
+        self._replica = fleet[number]
+
+    @property
+    def limits(self) -> Limits:
+        """The limits in force."""
+        return self._replica.limits
+
+    @property
+    def state_hash(self) -> int:
+        """Hash of the executor's slot state after the latest batch."""
+        return self._replica.slots.state_hash()
+
+    @property
+    def num_inflight(self) -> int:
+        """Number of steps in flight: batches and commands without an applied result."""
+        return len(self._replica.in_flight)
+
+    @property
+    def num_slots_in_use(self) -> int:
+        """Number of requests with a slot."""
+        return self._replica.slots.num_running
+
+    @property
+    def num_paused_blocks(self) -> int:
+        """Number of blocks that paused requests hold; shared ones count once."""
+        return num_paused_blocks(self._replica)
+
+    @property
+    def paused_budget_blocks(self) -> int:
+        """Number of blocks that paused requests may hold; 0 without a budget."""
+        return self._cell.options.paused_budget_blocks
+
+    def expire(self, now: float) -> None:
+        """End each request past its deadline or queue limit; `schedule` does this too."""
+        end_overdue(self._cell, now)
+
+    def schedule(self, now: float) -> Batch | None:
+        """
+        Plan the next batch; None when there is nothing to send. It may consist of releases alone.
+        """
+        self.expire(now)
+        if self.is_suspended:
+            return suspension.plan_suspended(self._replica)
+        return plan(self._replica, now)
+
+    def lookahead(self, usual_step_s: float) -> int:
+        """
+        Return how many steps may be in flight now, `take_command`'s included; costs O(1).
+
+        Args:
+            usual_step_s: Seconds that a step usually takes; 0 while that is not known.
+        """
+        return lookahead(self._replica, usual_step_s)
+
+    def apply(self, result: StepResult, now: float) -> None:
+        """
+        Apply the result of the oldest batch in flight.
+
+        Raises:
+            SessionLost: It is not the result of that batch; nothing was changed then.
+        """
+        self._cell.note_time(now)
+        apply_result(self._replica, result, now)
+
+    @property
+    def is_suspended(self) -> bool:
+        """True from `suspend` until `resume` was called and its command was taken."""
+        return self._replica.suspension.is_in_force
+
+    @property
+    def is_command_due(self) -> bool:
+        """True from `suspend` or `resume` until `take_command` has returned their command."""
+        return self._replica.suspension.is_command_due
+
+    def suspend(self, mode: KvMode, now: float) -> None:
+        """
+        Plan no step until `resume` and have the executor give KV memory back as `mode` says.
+
+        New requests are accepted and wait; slots of requests that end are released on resume. After
+        PERSIST and OFFLOAD, running requests go on where they were; under RECOMPUTE they wait again
+        with their outputs, in arrival order. A second suspension does nothing.
+        """
+        self.expire(now)
+        suspension.suspend(self._replica, mode)
+
+    def resume(self) -> None:
+        """End a suspension; without one it does nothing."""
+        suspension.resume(self._replica)
+
+    def take_command(self) -> Suspend | Resume | None:
+        """
+        Return the command that must be sent as the next step, before `schedule` is called; its
+        result goes to `apply` like a batch's. None when there is none.
+        """
+        return suspension.take_command(self._replica)
+
+    def executor_lost(
+        self,
+        now: float,
+        died_in: int | None = None,
+        *,
+        out_of_memory: bool = False,
+        may_live: str = "",
+    ) -> None:
+        """
+        Start over with an empty executor.
+
+        Results in flight will not come. Requests that ran wait again with their outputs, in arrival
+        order, ahead of those of their own priority that never ran.
+
+        Args:
+            now: The time.
+            died_in: The step that was running when the executor died or failed, counted from the
+                oldest in flight, which is 0: its requests may have caused it. None where no step is
+                to blame, as when only the connection or the session was lost; an index past those
+                in flight blames no step either.
+            out_of_memory: True when that step failed for want of memory. No death is counted then,
+                but steps become smaller, and a request fails if steps of it alone have failed so
+                too often.
+            may_live: The executor's boot id, where it is not known whether it died: no request is
+                blamed before `executor_seen` says that it died.
+        """
+        self.expire(now)
+        lose_executor(self._replica, died_in, now, out_of_memory=out_of_memory, may_live=may_live)
+
+    def batch_refused(self, refusal: Refusal, now: float) -> None:
+        """Start over like `executor_lost`; requests of the refused batch fail by InternalError."""
+        self.expire(now)
+        lose_refused(self._replica, refusal)
+
+    def executor_seen(self, boot_id: str, now: float, *, died: bool) -> None:
+        """
+        Settle the fate of an executor that was lost and may have lived: its process was seen alive,
+        or another one in its place. Nothing may be in flight.
+        """
+        self.expire(now)
+        prove(self._replica, boot_id, now, died=died)
+
+    def use_geometry(self, config: EngineConfig, geometry: ExecutorGeometry, now: float) -> None:
+        """
+        Go on with another, empty executor, as after `executor_lost`.
+
+        With a shorter max_model_len a request ends there with CONTEXT_LIMIT; one that the executor
+        cannot hold fails.
+
+        Raises:
+            InvalidConfig, IncompatibleExecutor: As the constructor; nothing was changed then.
+        """
+        limits = Limits.of(config, geometry)
+        self._cell.options.check_limits(limits.max_total_tokens, limits.max_model_len)
+        self.expire(now)
+        self._replica.start_over(limits)
+        for request in list(self._cell.queue):
+            request.terms.shorten(limits.max_model_len)
+            try:
+                check_still_fits(limits, request)
+            except TandemError as error:
+                fail(self._cell, request, error)
+
+    def row_owner(self, slot: int, generation: int) -> int | None:
+        """Return the handle of the live request that has results with this slot and generation."""
+        request = self._replica.request_at(slot, generation)
+        return None if request is None else request.new.handle
+
+    def slot_columns(self) -> dict[str, list[Any]]:
+        """Return the contents of each live slot as sent, for comparison with the executor's."""
+        return slot_columns(self._replica)
