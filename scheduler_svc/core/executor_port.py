@@ -1,4 +1,4 @@
-"""What the code that drives one executor asks of the core: steps for it, and its results back."""
+"""The core's side towards one executor: steps to send, and results to apply."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def distrust(replica: Replica, request: Request, also: AbstractSet[int] = frozen
     """
     culprit = writer_key(replica.number, *request.place.key)
     sharers = [other for other in replica.cell.requests if culprit in other.prefix.writers]
-    # Those that share what it wrote were admitted to the same executor last.
+    # Sharers of what it wrote were admitted to the same executor last.
     keys = {writer_key(replica.number, *sharer.place.key) for sharer in sharers}
     replica.kv.prefix_cache.forget_written_by({culprit, *keys, *also})
     _index_nothing_of(replica, request)

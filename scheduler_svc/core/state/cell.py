@@ -22,7 +22,7 @@ from scheduler_svc.core.state.suspects import Suspects
 
 
 class Holder(Protocol):
-    """What an executor has of a cell's requests, as the cell sees it."""
+    """An executor as the cell sees it: it may hold requests, and other requests wait for it."""
 
     def drop(self, request: Request) -> None:
         """Forget a request that was admitted here last."""
@@ -113,6 +113,16 @@ class Cell:
         if request in self.queue:
             self.queue.discard(request)
             self.reopen()
+
+    def join(self, number: int, holder: Holder) -> None:
+        """Let an executor admit requests from now on."""
+        self.holders[number] = holder
+        self.reopen()
+
+    def part(self, number: int) -> None:
+        """Let an executor, which holds no request any more, admit none from now on."""
+        del self.holders[number]
+        self.reopen()
 
     def bind(self, request: Request, replica: int) -> None:
         """Note that a request is admitted to an executor; another keeps no copy of its KV."""

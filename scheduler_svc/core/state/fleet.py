@@ -59,15 +59,13 @@ class Fleet:
                 f"{block_size}: start it with the same"
             )
         self._replicas[number] = Replica(self.cell, limits, number)
-        self.cell.reopen()
 
     def remove(self, number: int) -> None:
         """Remove an executor, but not the first; what ran on it waits again with its outputs."""
         require(number > 0, "the first executor cannot be removed")
         replica = self._replicas.pop(number)
         replica.start_over(replica.limits)
-        del self.cell.holders[number]
-        self.cell.reopen()
+        self.cell.part(number)
 
     def of(self, request: Request) -> Replica | None:
         """Return the replica in whose slot a request is; None where it has no slot."""

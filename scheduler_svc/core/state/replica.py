@@ -81,7 +81,7 @@ class Replica:
         self.is_full = False
         self.suspension = Suspension()
         self.may_give_way: KeyedHeap[float, Request] = KeyedHeap()
-        cell.holders[number] = self
+        cell.join(number, self)
 
     def under_pressure(self) -> bool:
         """Return True while KV use is so high that no prompt may be admitted."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler_svc.core import admission, scheduler
+from scheduler_svc.core import admission, executor_port
 from scheduler_svc.core.batch import batch_builder, planner, prefill_admission, prefills, swapping
 from scheduler_svc.core.kv_cache import host_blocks, prefix_cache
 from scheduler_svc.core.kv_cache.block_pool import BlockPool
@@ -234,7 +234,7 @@ def try_several_steps_at_a_time(monkeypatch):
             executor.in_flight = waiting
         return batch
 
-    monkeypatch.setattr(scheduler, "plan", plan)
+    monkeypatch.setattr(executor_port, "plan", plan)
 
 
 def blame_one_of_many(monkeypatch):
