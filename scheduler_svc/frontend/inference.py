@@ -9,6 +9,7 @@ from scheduler_svc.frontend.batch.item_counts import ItemCounts
 from scheduler_svc.frontend.batch.stream import BatchStream
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.identity.call_shares import CallShares
+from scheduler_svc.frontend.identity.identity import current_tenant
 from scheduler_svc.frontend.models import check_page, describe_model
 from scheduler_svc.frontend.request.tokens import detokenize, tokenize
 from scheduler_svc.frontend.request.unknown_fields import refuse_unknown_fields
@@ -128,7 +129,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         del context
         refuse_unknown_fields(request)
         loaded = await self._serving.loaded(request)
-        return await tokenize(request, loaded, self._threads)
+        return await tokenize(request, loaded, self._threads, tenant=current_tenant())
 
     async def Detokenize(  # noqa: N802  # named by the proto
         self, request: tokens_pb2.DetokenizeRequest, context: Context
@@ -136,7 +137,8 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         """Return the text of ids."""
         del context
         refuse_unknown_fields(request)
-        return await detokenize(request, await self._serving.loaded(request), self._threads)
+        loaded = await self._serving.loaded(request)
+        return await detokenize(request, loaded, self._threads, tenant=current_tenant())
 
     async def GetModel(  # noqa: N802  # named by the proto
         self, request: model_pb2.GetModelRequest, context: Context

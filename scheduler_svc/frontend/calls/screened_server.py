@@ -44,8 +44,8 @@ class CallGate(Protocol):
     def caller_of(self, context: Context) -> Hashable:
         """Return the caller of a call that has not begun: only its metadata may be read."""
 
-    def may_begin(self, caller: Hashable) -> bool:
-        """Return False while calls of this caller have to wait."""
+    def may_begin(self, caller: Hashable, method: str) -> bool:
+        """Return False while calls of this caller, of this method, have to wait."""
 
     def notify(self, changed: Callable[[], None]) -> None:
         """Call `changed` once, as soon as a caller that might not begin a call perhaps may."""
@@ -66,8 +66,9 @@ class _Line:
 
     async def next(self) -> Any:
         """Return the next call that may begin; ends as `posted` does when the server stops."""
+        method = self._method.decode()
         while self._stopped is None:
-            call = self._calls.take(self._core.gate.may_begin)
+            call = self._calls.take(lambda caller: self._core.gate.may_begin(caller, method))
             if call is not None:
                 return call
             if len(self._calls):

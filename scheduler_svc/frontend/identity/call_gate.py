@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from scheduler_svc.frontend.calls.rpc_handlers import Context
 from scheduler_svc.frontend.identity.access import certificate_names, token_of
-from scheduler_svc.frontend.identity.call_shares import CallShares
+from scheduler_svc.frontend.identity.call_shares import PLACED, CallShares
 from scheduler_svc.frontend.identity.call_window import CallWindow
 from scheduler_svc.frontend.identity.credential_store import CredentialStore
 from scheduler_svc.frontend.identity.identity import Caller
@@ -35,7 +35,7 @@ class OpenGate:
         """Return the client's end of the connection."""
         return context.peer()
 
-    def may_begin(self, _caller: Hashable) -> bool:
+    def may_begin(self, _caller: Hashable, _method: str) -> bool:
         """Return True."""
         return True
 
@@ -49,7 +49,9 @@ class TenantGate:
 
     Tenants take turns. All callers that no credential is known of are one, however many tokens they
     make up. A tenant whose calls are less than half its share of those that are being served begins
-    one at once; others may be held back for it by a `CallWindow`. Delegates never are: the tenants
+    one at once; others may be held back for it by a `CallWindow`: calls that take a place in the
+    core by the number of those, and the short ones that take none by theirs, as they would wait
+    minutes for long outputs otherwise. Delegates never are: the tenants
     of their requests are known only once these are read.
     """
 
@@ -82,14 +84,15 @@ class TenantGate:
             return table.of_certificate(certificate_names(context.auth_context()))
         return None
 
-    def may_begin(self, caller: Hashable) -> bool:
+    def may_begin(self, caller: Hashable, method: str) -> bool:
         """Return False while the tenant has to wait; the call that begins is not counted here."""
         if not isinstance(caller, _Tenant) or caller.is_delegate:
             return True
         if self._shares.has_few(caller.name, caller.weight):
             self._window.guard(caller.name)
             return True
-        if self._window.is_open(caller.name, self._shares.num_calls):
+        num_alike = self._shares.num_alike(takes_place=method in PLACED)
+        if self._window.is_open(caller.name, num_alike):
             return True
         self._has_held = True
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import structlog
@@ -11,10 +11,11 @@ import structlog
 from scheduler_svc.core.queue.retry_advice import RetryAdvice
 from tandem.errors import QueueFull
 
-SHARED = frozenset(
-    f"/tandem.inference.v1.InferenceService/{name}" for name in ("Generate", "Complete")
-)
-"""Methods whose calls count: each takes a place in the core until it ends."""
+_SERVICE = "/tandem.inference.v1.InferenceService"
+PLACED = frozenset(f"{_SERVICE}/{name}" for name in ("Generate", "Complete"))
+"""Methods of whose calls each takes a place in the core until it ends."""
+SHARED = PLACED | {f"{_SERVICE}/{name}" for name in ("Tokenize", "Detokenize")}
+"""Methods whose calls count: they take a place, or only this frontend's time."""
 LOG_INTERVAL_S = 1.0
 """Seconds from one line about refused calls to the next; thousands may be refused in between."""
 
@@ -27,6 +28,8 @@ class _Tenant:
 
     weight: float
     num_calls: int = 0
+    num_placed: int = 0
+    """Those of them that take a place in the core."""
 
 
 class CallShares:
@@ -37,7 +40,7 @@ class CallShares:
     once its message was read, decoded, checked and tokenized, and all tenants' calls wait for that
     together. So while a frontend has as many calls as the core has places, it refuses another call
     of a tenant that has its share of them, from the call's metadata alone. It never refuses one of
-    a tenant with less.
+    a tenant with less, nor one that takes no place: such calls only count for who has few.
     """
 
     def __init__(self, max_calls: int, clock: Callable[[], float]) -> None:
@@ -49,6 +52,7 @@ class CallShares:
         self._max_calls = max_calls
         self._clock = clock
         self._num_calls = 0
+        self._num_placed = 0
         self._tenants: dict[str, _Tenant] = {}
         """Tenants with calls."""
         self._advice = RetryAdvice()
@@ -56,32 +60,32 @@ class CallShares:
 
     def check(self, tenant: str, weight: float) -> None:
         """
-        Check that a tenant of this weight may have another call.
+        Check that a tenant of this weight may have another call that takes a place.
 
         Raises:
             QueueFull: All places are taken, and the tenant has its share of them.
         """
-        if self._num_calls < self._max_calls:
+        if self._num_placed < self._max_calls:
             return
         own = self._tenants.get(tenant)
-        if own is None:
+        if own is None or not own.num_placed:
             return
-        share = max(1, int(self._max_calls * weight / self._weights(own, weight)))
-        if own.num_calls < share:
+        placed = [one for one in self._tenants.values() if one.num_placed]
+        share = max(1, int(self._max_calls * weight / _weights(placed, own, weight)))
+        if own.num_placed < share:
             return
         self._note_refusal()
         raise QueueFull(
-            f"{self._num_calls} calls are being served and max_num_seqs is {self._max_calls}; "
-            f"tenant {tenant!r} has {own.num_calls} of them and a share of {share}: try again when "
-            "one has ended",
+            f"{self._num_placed} calls are being served and max_num_seqs is {self._max_calls}; "
+            f"tenant {tenant!r} has {own.num_placed} of them and a share of {share}: try again "
+            "when one has ended",
             metadata={"limit": "max_num_seqs", "value": str(self._max_calls)},
             retry_after_s=self._advice.after_ends(1, self._clock()),
         )
 
-    @property
-    def num_calls(self) -> int:
-        """Calls that are being served."""
-        return self._num_calls
+    def num_alike(self, *, takes_place: bool) -> int:
+        """Return how many calls are served that take a place, or how many that take none."""
+        return self._num_placed if takes_place else self._num_calls - self._num_placed
 
     def has_few(self, tenant: str, weight: float) -> bool:
         """
@@ -91,33 +95,36 @@ class CallShares:
         own = self._tenants.get(tenant)
         if own is None:
             return True
-        return 2 * own.num_calls < self._num_calls * weight / self._weights(own, weight)
+        weights = _weights(self._tenants.values(), own, weight)
+        return 2 * own.num_calls < self._num_calls * weight / weights
 
-    def begin(self, tenant: str, weight: float) -> None:
+    def begin(self, tenant: str, weight: float, *, takes_place: bool = True) -> None:
         """
         Count a call of a tenant from now on.
 
         Raises:
-            QueueFull: The tenant may not have another one.
+            QueueFull: It takes a place, and the tenant may not have another one.
         """
-        self.check(tenant, weight)
+        if takes_place:
+            self.check(tenant, weight)
         own = self._tenants.setdefault(tenant, _Tenant(weight))
         own.weight = weight
         own.num_calls += 1
         self._num_calls += 1
+        own.num_placed += takes_place
+        self._num_placed += takes_place
 
-    def end(self, tenant: str) -> None:
-        """Count a call that has begun no more."""
-        self._advice.note_end(self._clock())
+    def end(self, tenant: str, *, takes_place: bool = True) -> None:
+        """Count a call no more that has begun with the same arguments."""
+        if takes_place:
+            self._advice.note_end(self._clock())
         own = self._tenants[tenant]
         self._num_calls -= 1
         own.num_calls -= 1
+        own.num_placed -= takes_place
+        self._num_placed -= takes_place
         if not own.num_calls:
             del self._tenants[tenant]
-
-    def _weights(self, own: _Tenant, weight: float) -> float:
-        """Return the weights of all tenants with calls, that of `own` as it is now."""
-        return sum(one.weight for one in self._tenants.values()) - own.weight + weight
 
     def _note_refusal(self) -> None:
         if not self._num_refused:
@@ -127,3 +134,8 @@ class CallShares:
     def _log_refusals(self) -> None:
         _log.info("calls_refused", num_calls=self._num_refused, limit="max_num_seqs")
         self._num_refused = 0
+
+
+def _weights(tenants: Iterable[_Tenant], own: _Tenant, weight: float) -> float:
+    """Return the weights of tenants together, that of `own`, one of them, as it is now."""
+    return sum(one.weight for one in tenants) - own.weight + weight

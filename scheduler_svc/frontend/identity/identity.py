@@ -149,6 +149,12 @@ current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default
 """Caller of the call that this task serves; None where the service asks for no credentials."""
 
 
+def current_tenant() -> str:
+    """Return the tenant of the current caller; empty where it has none."""
+    caller = current_caller.get()
+    return "" if caller is None else caller.identity.tenant
+
+
 def with_limits(submit: Submit) -> Submit:
     """Add what the credentials in force allow the request's tenant."""
     caller = current_caller.get()

@@ -22,7 +22,7 @@ from scheduler_svc.frontend.calls.rpc_handlers import (
     with_behavior,
 )
 from scheduler_svc.frontend.identity.access import certificate_names, claim, is_open, token_of
-from scheduler_svc.frontend.identity.call_shares import SHARED, CallShares
+from scheduler_svc.frontend.identity.call_shares import PLACED, SHARED, CallShares
 from scheduler_svc.frontend.identity.credential_store import CredentialStore, Find
 from scheduler_svc.frontend.identity.credential_table import CredentialTable
 from scheduler_svc.frontend.identity.identity import Caller, Identity, Role, current_caller
@@ -153,8 +153,9 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             return
         tenant, task = caller.identity.tenant, asyncio.current_task()
         assert task is not None
-        self._shares.begin(tenant, caller.weight)
-        task.add_done_callback(lambda _: self._shares.end(tenant))
+        takes_place = method in PLACED
+        self._shares.begin(tenant, caller.weight, takes_place=takes_place)
+        task.add_done_callback(lambda _: self._shares.end(tenant, takes_place=takes_place))
 
     def _served(
         self, handler: Handler, proved: _Proved, method: str

@@ -150,7 +150,7 @@ async def prepare_request(
     params = check_params(request, model, choose_seed=lambda: secrets.randbits(SEED_BITS))
     check_text_options(request.response, has_tokenizer=loaded.text.has_tokenizer)
     prompt_field = check_prompt_shape(request)
-    prompt = await encode_prompt(request, loaded, threads)
+    prompt = await encode_prompt(request, loaded, threads, tenant=request.tenant)
     fit = _fit(request, params, model, len(prompt), prompt_field)
     prompt = prompt[fit.num_dropped :]
     column = _column(prompt, request, model)

@@ -15,7 +15,14 @@ from pathlib import Path
 
 from tests.e2e.cluster import Cluster
 from tests.faults.abuse.executor_port import health_names, malformed_batch, stolen_lease, watchers
-from tests.faults.abuse.public_port import LARGE, amplified, burst, long_id, short_of_memory
+from tests.faults.abuse.public_port import (
+    LARGE,
+    amplified,
+    burst,
+    long_id,
+    parsed,
+    short_of_memory,
+)
 from tests.faults.abuse.services import Figures, services
 from tests.faults.abuse.starts import hostile_model, interrupted_start, stolen_socket
 from tests.faults.abuse.strangers import foreign_names, without_credential
@@ -74,6 +81,8 @@ ATTEMPTS: dict[str, Callable[[], Figures]] = {
     f"60 of 4 MB: stop, {SPARE_MIB} MiB of address space left": _on_services(
         lambda cluster: short_of_memory(cluster, "stop", 60, 4_000_000, SPARE_MIB)
     ),
+    "8 of 4 MB: nested JSON": _on_services(lambda cluster: parsed(cluster, "[" * 50 + "]" * 50, 8)),
+    "8 of 4 MB: empty arrays in JSON": _on_services(lambda cluster: parsed(cluster, "[]", 8)),
     "request_id of 15 MB": _on_services(lambda cluster: long_id(cluster, 15_000_000)),
     "request_id of 3.9 MB": _on_services(lambda cluster: long_id(cluster, 3_900_000)),
     "lease of 49 days": _on_services(stolen_lease),

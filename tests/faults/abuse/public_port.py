@@ -15,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 import grpc
 
 from tandem.inference.v1 import inference_service_pb2 as pb
+from tandem.inference.v1 import tokens_pb2
 from tests.e2e.cluster import Cluster
 from tests.faults.abuse.services import (
     CHANNEL_OPTIONS,
@@ -22,6 +23,7 @@ from tests.faults.abuse.services import (
     GET_MODEL,
     MIB,
     PATIENT_S,
+    TOKENIZE,
     Figures,
     Peak,
     end_of,
@@ -83,6 +85,33 @@ def amplified(cluster: Cluster, kind: str, count: int, num_bytes: int) -> Figure
         ends, _ = _sent_large(cluster.address, kind, count, num_bytes)
     return {
         "ends": told(ends),
+        "longest wait of GetModel, s": round(max(waits), 2),
+        **memory_of(rss, peak, frontend),
+    }
+
+
+def parsed(cluster: Cluster, inner: str, num_calls: int) -> Figures:
+    """Have conversations tokenized whose JSON is an array of `inner`; look how long others wait."""
+    frontend = frontend_of(cluster)
+    rss = frontend.memory_info().rss
+    peak = Peak(frontend)
+    args = f'{{"a":[{",".join([inner] * (3_800_000 // (len(inner) + 1)))}]}}'
+    chat = {"messages": [{"role": "user", "content": "x"}], "template_args_json": args}
+    raw = tokens_pb2.TokenizeRequest(chat=chat).SerializeToString()
+    ends: Ends = collections.Counter()
+    begin_s = time.monotonic()
+    with _waits(cluster.address) as waits, insecure_channel(cluster.address) as channel:
+        tokenize = channel.unary_unary(TOKENIZE)
+        for call in [tokenize.future(raw, timeout=PATIENT_S) for _ in range(num_calls)]:
+            try:
+                call.result()
+                ends["OK"] += 1
+            except grpc.RpcError as error:
+                ends[end_of(error)] += 1
+        seconds = time.monotonic() - begin_s
+    return {
+        "ends": told(ends),
+        "seconds": round(seconds, 2),
         "longest wait of GetModel, s": round(max(waits), 2),
         **memory_of(rss, peak, frontend),
     }

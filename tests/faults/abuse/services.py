@@ -23,6 +23,7 @@ Figures = dict[str, float | str]
 MIB = 1 << 20
 COMPLETE = "/tandem.inference.v1.InferenceService/Complete"
 GET_MODEL = "/tandem.inference.v1.InferenceService/GetModel"
+TOKENIZE = "/tandem.inference.v1.InferenceService/Tokenize"
 SETTLE_S = 8.0
 """Seconds after which memory that is given back has been."""
 PATIENT_S = 300.0

@@ -100,7 +100,7 @@ type ToolCall struct {
 	// Name of the tool. Not empty.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// Arguments as the text of a JSON object. The template gets the object with its keys in this order and its numbers as
-	// they are written. Unset or empty: {}.
+	// they are written. Unset or empty: {}. Limits of JSON texts: see ChatPrompt.
 	ArgumentsJson string `protobuf:"bytes,3,opt,name=arguments_json,json=argumentsJson,proto3" json:"arguments_json,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -161,7 +161,8 @@ func (x *ToolCall) GetArgumentsJson() string {
 type Tool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Definition as the text of a JSON object, handed to the template as it is: keys in this order, numbers as written.
-	// Most templates expect {"type": "function", "function": {"name", "description", "parameters"}}.
+	// Most templates expect {"type": "function", "function": {"name", "description", "parameters"}}. Limits of JSON
+	// texts: see ChatPrompt.
 	DefinitionJson string `protobuf:"bytes,1,opt,name=definition_json,json=definitionJson,proto3" json:"definition_json,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -310,6 +311,10 @@ func (x *ChatMessage) GetReasoning() string {
 // ChatPrompt is a conversation that the server renders with the model's own chat template. A model without a template,
 // and a template that refuses the conversation, is INVALID_ARGUMENT (CHAT_TEMPLATE). Text of messages never becomes a
 // special token.
+//
+// Its JSON texts (template_args_json, definition_json, arguments_json) have together at most 262,144 characters, and at
+// most 16,384 of the signs [ { , : outside of strings; each nests at most 64 levels deep. More is INVALID_ARGUMENT
+// (INVALID_PARAMETER), whose field is the text that passes the limit.
 type ChatPrompt struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Oldest first; 1 to 4,096.
@@ -317,7 +322,8 @@ type ChatPrompt struct {
 	// Tools that the template tells the model of; at most 128. Calls in the output are not parsed: they are text.
 	Tools []*Tool `protobuf:"bytes,2,rep,name=tools,proto3" json:"tools,omitempty"`
 	// More variables of the template, as the text of a JSON object, for example {"enable_thinking": false}; keys of the
-	// server's own variables are INVALID_ARGUMENT (INVALID_PARAMETER). Unset or empty: none.
+	// server's own variables are INVALID_ARGUMENT (INVALID_PARAMETER). Unset or empty: none. Limits of JSON texts: see
+	// ChatPrompt.
 	TemplateArgsJson *string `protobuf:"bytes,3,opt,name=template_args_json,json=templateArgsJson,proto3,oneof" json:"template_args_json,omitempty"`
 	// True: the opening of an assistant turn is added at the end. Unset: true, unless continue_final_message is.
 	AddGenerationPrompt *bool `protobuf:"varint,4,opt,name=add_generation_prompt,json=addGenerationPrompt,proto3,oneof" json:"add_generation_prompt,omitempty"`

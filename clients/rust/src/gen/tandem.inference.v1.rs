@@ -476,7 +476,7 @@ pub struct ToolCall {
     #[prost(string, tag = "2")]
     pub name: ::prost::alloc::string::String,
     /// Arguments as the text of a JSON object. The template gets the object with its keys in this order and its numbers as
-    /// they are written. Unset or empty: {}.
+    /// they are written. Unset or empty: {}. Limits of JSON texts: see ChatPrompt.
     #[prost(string, tag = "3")]
     pub arguments_json: ::prost::alloc::string::String,
 }
@@ -484,7 +484,8 @@ pub struct ToolCall {
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Tool {
     /// Definition as the text of a JSON object, handed to the template as it is: keys in this order, numbers as written.
-    /// Most templates expect {"type": "function", "function": {"name", "description", "parameters"}}.
+    /// Most templates expect {"type": "function", "function": {"name", "description", "parameters"}}. Limits of JSON
+    /// texts: see ChatPrompt.
     #[prost(string, tag = "1")]
     pub definition_json: ::prost::alloc::string::String,
 }
@@ -519,6 +520,10 @@ pub struct ChatMessage {
 /// ChatPrompt is a conversation that the server renders with the model's own chat template. A model without a template,
 /// and a template that refuses the conversation, is INVALID_ARGUMENT (CHAT_TEMPLATE). Text of messages never becomes a
 /// special token.
+///
+/// Its JSON texts (template_args_json, definition_json, arguments_json) have together at most 262,144 characters, and at
+/// most 16,384 of the signs [ { , : outside of strings; each nests at most 64 levels deep. More is INVALID_ARGUMENT
+/// (INVALID_PARAMETER), whose field is the text that passes the limit.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ChatPrompt {
     /// Oldest first; 1 to 4,096.
@@ -528,7 +533,8 @@ pub struct ChatPrompt {
     #[prost(message, repeated, tag = "2")]
     pub tools: ::prost::alloc::vec::Vec<Tool>,
     /// More variables of the template, as the text of a JSON object, for example {"enable_thinking": false}; keys of the
-    /// server's own variables are INVALID_ARGUMENT (INVALID_PARAMETER). Unset or empty: none.
+    /// server's own variables are INVALID_ARGUMENT (INVALID_PARAMETER). Unset or empty: none. Limits of JSON texts: see
+    /// ChatPrompt.
     #[prost(string, optional, tag = "3")]
     pub template_args_json: ::core::option::Option<::prost::alloc::string::String>,
     /// True: the opening of an assistant turn is added at the end. Unset: true, unless continue_final_message is.

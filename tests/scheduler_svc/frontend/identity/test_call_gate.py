@@ -32,6 +32,8 @@ from tests.scheduler_svc.frontend.identity.credentials import (
 
 PLACES = 16
 """max_num_seqs; a quarter of it is the window's first size."""
+GENERATE = "/tandem.inference.v1.InferenceService/Generate"
+TOKENIZE = "/tandem.inference.v1.InferenceService/Tokenize"
 QUIET_S = 1000.0
 """Time without a tenant with few; longer than any test takes."""
 
@@ -94,7 +96,7 @@ class TestCallers:
             Call(None),
         ]
         assert {None} == {gate.caller_of(stranger) for stranger in strangers}
-        assert gate.may_begin(None)
+        assert gate.may_begin(None, GENERATE)
 
     def test_connections_take_turns_where_no_credentials_are_asked_for(self):
         """
@@ -105,7 +107,43 @@ class TestCallers:
         assert isinstance(gate, OpenGate)
         first, second = (gate.caller_of(Call((), peer=f"ipv4:127.0.0.1:{n}")) for n in (1, 2))
         assert first != second
-        assert gate.may_begin(first)
+        assert gate.may_begin(first, GENERATE)
+
+
+class TestQuestionsAboutTokens:
+    @pytest.fixture
+    def shares(self):
+        """Yield the calls of a greedy tenant with long outputs on half of all places."""
+        shares = CallShares(PLACES, Clock())
+        for _ in range(PLACES // 2):
+            shares.begin("acme", 1.0)
+        return shares
+
+    @pytest.fixture
+    def gate(self, tmp_path, shares):
+        """Yield a gate that has just let a tenant with few begin a call."""
+        store = CredentialStore(write_file(tmp_path), Clock())
+        gate = call_gate(store, shares, PLACES, Clock())
+        assert gate.may_begin(gate.caller_of(Call(bearer(OTHER))), TOKENIZE)
+        shares.begin("globex", 1.0, takes_place=False)
+        return gate
+
+    def test_they_do_not_wait_for_long_outputs(self, gate):
+        """
+        A tenant whose outputs take the whole window has its prompts tokenized, though it may not
+        begin another output.
+        """
+        user = gate.caller_of(Call(bearer(USER)))
+        assert (True, False) == (gate.may_begin(user, TOKENIZE), gate.may_begin(user, GENERATE))
+
+    def test_flood_of_them_is_held_back(self, gate, shares):
+        """
+        A tenant with as many of them as the window has waits beside one with few.
+        """
+        for _ in range(PLACES // 4):
+            shares.begin("acme", 1.0, takes_place=False)
+        user, other = (gate.caller_of(Call(bearer(token))) for token in (USER, OTHER))
+        assert (False, True) == (gate.may_begin(user, TOKENIZE), gate.may_begin(other, TOKENIZE))
 
 
 class TestHoldingBack:
@@ -131,7 +169,7 @@ class TestHoldingBack:
         await frontend.core.accept()
 
     def call(self, frontend: Frontend, token: str) -> None:
-        call = frontend.channel.unary_stream("/tandem.inference.v1.InferenceService/Generate")
+        call = frontend.channel.unary_stream(GENERATE)
         request = pb.GenerateRequest(text="ab").SerializeToString()
         frontend.calls.append(call(request, metadata=bearer(token)))
 

@@ -103,13 +103,34 @@ async def test_tenant_has_few_below_half_of_its_share(shares_of_four):
     assert [True] == few(shares_of_four, "polite")
     for _ in range(3):
         shares_of_four.begin("greedy", 1.0)
-    assert 3 == shares_of_four.num_calls
+    assert 3 == shares_of_four.num_alike(takes_place=True)
     assert [True, False] == few(shares_of_four, "polite", "greedy")
     shares_of_four.begin("polite", 1.0)
     assert [False, False] == few(shares_of_four, "polite", "greedy")
     assert [True] == few(shares_of_four, "polite", weight=4.0)
     shares_of_four.end("polite")
     assert [True] == few(shares_of_four, "polite")
+
+
+async def test_calls_without_a_place_count_for_who_has_few(shares_of_four):
+    """
+    Calls that take no place are never refused and refuse none, but a tenant with many of them has
+    not few.
+    """
+    for _ in range(9):
+        shares_of_four.begin("greedy", 1.0, takes_place=False)
+    shares_of_four.begin("polite", 1.0)
+    assert [True, False] == few(shares_of_four, "polite", "greedy")
+    assert (1, 9) == tuple(shares_of_four.num_alike(takes_place=takes) for takes in (True, False))
+    for _ in range(3):
+        assert not is_refused(shares_of_four, "polite")
+        shares_of_four.begin("polite", 1.0)
+    assert is_refused(shares_of_four, "polite")
+    assert not is_refused(shares_of_four, "greedy")
+    shares_of_four.begin("polite", 1.0, takes_place=False)
+    for _ in range(9):
+        shares_of_four.end("greedy", takes_place=False)
+    assert [True] == few(shares_of_four, "greedy")
 
 
 async def test_many_refusals_take_one_line_of_the_log(shares_of_four, monkeypatch):

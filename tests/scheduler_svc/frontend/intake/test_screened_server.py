@@ -96,7 +96,7 @@ class Gate:
         self.callers.append(caller)
         return caller
 
-    def may_begin(self, _caller: object) -> bool:
+    def may_begin(self, _caller: object, _method: str) -> bool:
         return self._is_open
 
     def notify(self, changed: Callable[[], None]) -> None:

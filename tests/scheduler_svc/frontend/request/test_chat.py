@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_svc.frontend.request.chat import read_chat
+from scheduler_svc.frontend.request.chat import MAX_JSON_CHARS, MAX_JSON_SIGNS, read_chat
 from scheduler_svc.frontend.text.chat_template import ChatTemplate
 from tandem.errors import ChatTemplateError, EmptyPrompt, FeatureUnsupported, InvalidParameter
 from tandem.inference.v1.chat_pb2 import ChatPrompt
@@ -180,6 +180,8 @@ class TestRefusal:
             "[]",
             '{"a": NaN}',
             '{"a": "\\ud800"}',
+            '{"a": ["\\ud83d", "\\ude00"]}',
+            '{"a": {"\\udfff": 1}}',
             "[" * 100_000,
             '{"a":' * 70 + "1" + "}" * 70,
         ],
@@ -192,3 +194,80 @@ class TestRefusal:
         with pytest.raises(InvalidParameter) as caught:
             read_chat(chat)
         assert "chat.tools[0].definition_json" == caught.value.field
+
+    def test_half_a_character_is_told(self):
+        """
+        The sentence says which half, and what to write instead.
+        """
+        chat = ChatPrompt(messages=[USER], template_args_json='{"a": "\\ud83d"}')
+        with pytest.raises(InvalidParameter, match=r"surrogate pair, \\ud83d: write both halves"):
+            read_chat(chat)
+
+
+def called(arguments: str, count: int = 1) -> dict[str, object]:
+    """Return a message that calls a tool with these arguments so many times."""
+    return {"role": "assistant", "tool_calls": [{"name": "f", "arguments_json": arguments}] * count}
+
+
+class TestBoundOfJson:
+    NESTED = '{"a":[' + ",".join(["[" * 50 + "]" * 50] * 38_000) + "]}"
+
+    @pytest.mark.parametrize("text", [NESTED, '{"a":[' + "{}," * 20_000 + "{}]}"])
+    def test_many_values_are_refused_unparsed(self, text, monkeypatch):
+        """
+        A text of millions of values costs no more than its signs take to be counted.
+        """
+        monkeypatch.setattr("json.loads", None)
+        with pytest.raises(InvalidParameter) as caught:
+            read_chat(ChatPrompt(messages=[USER], template_args_json=text))
+        assert "chat.template_args_json" == caught.value.field
+
+    def test_signs_of_all_texts_count_together(self):
+        """
+        The error has the path of the text that passes the limit, the limit, and what to do.
+        """
+        half = '{"a":[' + "[]," * (MAX_JSON_SIGNS // 4 - 2) + "[]]}"
+        tools = [{"definition_json": half}]
+        read_chat(ChatPrompt(messages=[USER, called(half)], tools=tools))
+        with pytest.raises(InvalidParameter) as caught:
+            read_chat(ChatPrompt(messages=[USER, called(half, 2)], tools=tools))
+        assert "chat.messages[1].tool_calls[1].arguments_json" == caught.value.field
+        assert {"limit": "16384"} == caught.value.metadata
+        assert (
+            "the JSON texts of chat (template_args_json, definition_json, arguments_json) must have "
+            "at most 16384 of the signs [ { , : outside of strings together, and pass that here: "
+            "send fewer values."
+        ) == caught.value.message
+
+    def test_signs_in_strings_do_not_count(self):
+        """
+        Code that a tool was called with has thousands of commas, and is one value.
+        """
+        code = r'{"code": "' + r"f([a, {b: \"c\\\"}])\n" * 10_000 + r'", "to": "x"}'
+        conversation = read_chat(ChatPrompt(messages=[USER, called(code)]))
+        (call,) = conversation.messages[1]["tool_calls"]
+        assert 'f([a, {b: "c\\"}])\n' * 10_000 == call["function"]["arguments"]["code"]
+
+    @pytest.mark.parametrize("text", ['"' + "," * 250_000, '"' + '\\",' * 80_000, '",\\' * 80_000])
+    def test_strings_without_end_are_refused(self, text):
+        """
+        Signs after a quote that is never closed are those of a string, which is no object.
+        """
+        with pytest.raises(InvalidParameter, match="not JSON"):
+            read_chat(ChatPrompt(messages=[USER], template_args_json=text))
+
+    def test_characters_of_all_texts_count_together(self):
+        """
+        Texts are refused over 256 Ki characters, and served with just as many.
+        """
+        text = '{"a": "' + "x" * (MAX_JSON_CHARS // 2 - 9) + '"}'
+        read_chat(ChatPrompt(messages=[USER, called(text, 2)]))
+        with pytest.raises(InvalidParameter) as caught:
+            read_chat(ChatPrompt(messages=[USER, called(text, 2), called("{}")]))
+        assert "chat.messages[2].tool_calls[0].arguments_json" == caught.value.field
+        assert {"limit": "262144"} == caught.value.metadata
+        assert (
+            "the JSON texts of chat (template_args_json, definition_json, arguments_json) must have "
+            "at most 262144 characters together, and pass that here: leave out tools or old calls "
+            "of tools, or shorten them."
+        ) == caught.value.message
