@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    # Ctrl-C ends the process in silence from here on: the imports below take a moment.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import sys
 from collections.abc import Sequence
 

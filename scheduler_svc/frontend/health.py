@@ -10,16 +10,26 @@ test `test_frozen_watcher_holds_up_no_other_client` fails with it.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from scheduler_svc.frontend.core_client import CoreClient
+from scheduler_svc.frontend.intake.connection import connection_of
+from tandem.errors import InvalidParameter, QueueFull
 
 LIVE, READY, PROGRESS = "", "tandem.ready", "tandem.progress"
 MAX_SHOWN_CHARS = 100
 """Most characters of an unknown name that its refusal repeats."""
+MAX_REQUEST_BYTES = 4096
+"""Size of the largest request of a Watch, which is in memory as long as its call."""
+MAX_WATCHERS = 1024
+"""Most watchers of the process at a time, as they need no credential; Check is always answered."""
+MAX_WATCHERS_OF_CONNECTION = 32
 
 Response = health_pb2.HealthCheckResponse
 
@@ -35,6 +45,9 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # u
     def __init__(self) -> None:
         self._serving: dict[str, bool] = {}
         self._watchers: dict[str, set[asyncio.Event]] = {}
+        self._num_watchers = 0
+        self._of_connection: Counter[str] = Counter()
+        """Watchers of connections that have some."""
 
     def set(self, name: str, serving: bool) -> None:
         """Change one name's state and wake its watchers."""
@@ -59,15 +72,35 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # u
     async def Watch(  # noqa: N802  # named by the proto
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        """Send the state now and at every change; SERVICE_UNKNOWN while a name is unknown."""
+        """
+        Send the state now and at every change; for an unknown name SERVICE_UNKNOWN, and no more.
+
+        Raises:
+            InvalidParameter: The request is larger than any name is long.
+            QueueFull: There are too many watchers, of the process or of this connection.
+        """
+        if request.ByteSize() > MAX_REQUEST_BYTES:
+            raise InvalidParameter(
+                f"a request to watch a health name has at most {MAX_REQUEST_BYTES} bytes, and this "
+                f"one has {request.ByteSize()}",
+                field="service",
+            )
+        with self._place(connection_of(context.peer(), context)):
+            await self._watch(request.service, context)
+
+    async def _watch(self, name: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         changed = asyncio.Event()
-        watchers = self._watchers.setdefault(request.service, set())
+        if name not in self._serving:
+            # All names are known before a port is open, so that this one stays unknown.
+            await context.write(Response(status=self._status(name)))
+            await changed.wait()
+        watchers = self._watchers.setdefault(name, set())
         watchers.add(changed)
         last = None
         try:
             while True:
                 changed.clear()
-                status = self._status(request.service)
+                status = self._status(name)
                 if status != last:
                     last = status
                     await context.write(Response(status=status))
@@ -76,7 +109,29 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # u
         finally:
             watchers.discard(changed)
             if not watchers:
-                self._watchers.pop(request.service, None)
+                self._watchers.pop(name, None)
+
+    @contextmanager
+    def _place(self, connection: str) -> Iterator[None]:
+        """Hold one of the places of watchers."""
+        for num, most, whose in (
+            (self._num_watchers, MAX_WATCHERS, "this server"),
+            (self._of_connection[connection], MAX_WATCHERS_OF_CONNECTION, "this connection"),
+        ):
+            if num >= most:
+                raise QueueFull(
+                    f"{whose} has {most} health watchers already: close one, or ask by Check",
+                    metadata={"limit": "lasting_calls", "value": str(most)},
+                )
+        self._num_watchers += 1
+        self._of_connection[connection] += 1
+        try:
+            yield
+        finally:
+            self._num_watchers -= 1
+            self._of_connection[connection] -= 1
+            if not self._of_connection[connection]:
+                del self._of_connection[connection]
 
     def _status(self, name: str) -> int:
         serving = self._serving.get(name)

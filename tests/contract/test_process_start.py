@@ -34,10 +34,30 @@ main()
 """Program of a service that loads its modules until its stdin ends."""
 
 
+STARTING = """
+import runpy, sys
+
+class Slow:
+    def find_spec(self, name, *_):
+        if name == "{module}":
+            print("loading", flush=True)
+            sys.stdin.read()
+
+sys.meta_path.insert(0, Slow())
+runpy.run_module("{package}", run_name="__main__")
+"""
+"""Program like `python -m` of a package, which imports one module until its stdin ends."""
+
+
 def interrupted(package, number):
     """Return exit code and output of a service that gets a signal while it loads its modules."""
+    return interrupted_program(LOADING.format(package=package), number)
+
+
+def interrupted_program(program, number):
+    """Return exit code and output of a program that gets a signal once it says that it loads."""
     with subprocess.Popen(
-        [sys.executable, "-c", LOADING.format(package=package)],
+        [sys.executable, "-c", program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -60,6 +80,21 @@ class TestSignals:
         A signal while modules are still being loaded ends the process at once, without a traceback.
         """
         assert (code, "") == interrupted(package, number)
+
+    @pytest.mark.parametrize(
+        ("package", "module"),
+        [
+            ("executor_svc", "tandem.process"),
+            ("scheduler_svc", "tandem.process"),
+            ("tandem_client", "tandem_client.cli"),
+        ],
+    )
+    def test_ctrl_c_before_anything_is_loaded_ends_a_program_in_silence(self, package, module):
+        """
+        Ctrl-C during the first imports ends the process, without a traceback.
+        """
+        program = STARTING.format(package=package, module=module)
+        assert (-signal.SIGINT, "") == interrupted_program(program, signal.SIGINT)
 
     def test_frontend_leaves_signals_to_its_parent(self):
         """

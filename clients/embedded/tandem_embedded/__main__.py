@@ -11,13 +11,15 @@ from pathlib import Path
 from tandem.engine_config import PRESETS, EngineConfig
 from tandem.errors import InvalidConfig
 from tandem.process.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED
-from tandem.sampling_params import SamplingParams
+from tandem.sampling_params import MODEL_DEFAULT_PARAMS, SamplingParams
+from tandem.settings.options import flag_of
 from tandem_embedded.engine import InferenceEngine
 from tandem_embedded.errors import ConfigError, EngineError, engine_error
 from tandem_embedded.params import GenerationParams
 from tandem_embedded.results import CompletedRequest
 
 _USAGE_HINT = 'give a prompt, for example: python -m tandem_embedded --model DIR --prompt "Once"'
+_METAVARS = {int: "INT", float: "FLOAT"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,28 +85,82 @@ def _params(given: argparse.Namespace) -> GenerationParams:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tandem_embedded", description=__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="directory in HF format")
-    parser.add_argument("--prompt", "--input", help="text to continue")
+    parser.add_argument(
+        "--model", metavar="DIR", type=Path, required=True, help="model in Hugging Face format"
+    )
+    parser.add_argument("--prompt", "--input", metavar="TEXT", help="text to continue")
+    _add_request(parser.add_argument_group("request"))
+    _add_engine(parser.add_argument_group("engine"))
+    _add_limits(
+        parser.add_argument_group(
+            "engine limits",
+            "Without any of them, --config and --preset they are those of a service: context "
+            "length and KV memory as the model and the free memory have it. With one, these are "
+            "the defaults of the others.",
+        )
+    )
+    return parser
+
+
+def _add_request(group: argparse._ArgumentGroup) -> None:
     defaults = GenerationParams()
-    request = parser.add_argument_group("request")
-    request.add_argument("--max-tokens", type=int, default=defaults.max_tokens)
+    group.add_argument(
+        "--max-tokens",
+        metavar="INT",
+        type=int,
+        default=defaults.max_tokens,
+        help="largest number of output tokens [default: 100, as far as the context has room]",
+    )
     for param in fields(SamplingParams):
         if isinstance(param.default, int | float) and hasattr(defaults, param.name):
-            flag, default = f"--{param.name.replace('_', '-')}", getattr(defaults, param.name)
-            request.add_argument(flag, type=type(param.default), default=default)
-    request.add_argument("--ignore-eos", action="store_true")
-    request.add_argument("--stop", action="append", default=[], help="a string that ends the text")
-    engine = parser.add_argument_group("engine")
-    engine.add_argument("--config", type=Path, help="JSON file of engine limits")
-    engine.add_argument("--preset", choices=PRESETS)
-    engine.add_argument("--dtype", default="auto")
-    engine.add_argument("--device", default="cpu")
-    engine.add_argument("--num-threads", type=int)
-    engine.add_argument("--cpu-extension", default="auto", choices=["auto", "on", "off"])
+            kind, default = type(param.default), getattr(defaults, param.name)
+            shown = param.default if default is None else default
+            whose = "the model's, else " if param.name in MODEL_DEFAULT_PARAMS else ""
+            if param.name == "seed":
+                whose, shown = "", "drawn"
+            group.add_argument(
+                flag_of(param.name),
+                metavar=_METAVARS[kind],
+                type=kind,
+                default=default,
+                help=f"[default: {whose}{shown}]",
+            )
+    group.add_argument(
+        "--ignore-eos", action="store_true", help="go on after an end of sequence [default: off]"
+    )
+    group.add_argument(
+        "--stop",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="a string that ends the text; may be repeated",
+    )
+
+
+def _add_engine(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--config", metavar="FILE", type=Path, help="JSON file of engine limits")
+    group.add_argument("--preset", choices=PRESETS, help="engine limits for a purpose")
+    for name, kind, default in (
+        ("dtype", "auto|float32|bfloat16|float16", "auto"),
+        ("device", "cpu|cuda|cuda:N|auto", "cpu"),
+    ):
+        group.add_argument(f"--{name}", metavar=kind, default=default, help=f"[default: {default}]")
+    group.add_argument(
+        "--num-threads", metavar="INT", type=int, help="compute threads [default: PyTorch's]"
+    )
+    group.add_argument(
+        "--cpu-extension",
+        default="auto",
+        choices=["auto", "on", "off"],
+        help="C++ kernels on the CPU [default: auto]",
+    )
+
+
+def _add_limits(group: argparse._ArgumentGroup) -> None:
     for field in fields(EngineConfig):
-        kind = float if field.name == "memory_threshold" else int
-        engine.add_argument(f"--{field.name.replace('_', '-')}", type=kind)
-    return parser
+        kind = type(field.default)
+        text = f"[default: {field.default}]"
+        group.add_argument(flag_of(field.name), metavar=_METAVARS[kind], type=kind, help=text)
 
 
 if __name__ == "__main__":

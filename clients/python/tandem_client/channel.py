@@ -77,6 +77,11 @@ class ChannelOptions:
     extra_options: tuple[tuple[str, Any], ...] = ()
     interceptors: tuple[Any, ...] = ()
 
+    @property
+    def is_encrypted(self) -> bool:
+        """True if calls are encrypted."""
+        return any(one is not None for one in (self.ca, self.cert, self.key, self.credentials))
+
     def grpc_options(self, address: str) -> list[tuple[str, Any]]:
         """
         Return the settings as gRPC channel arguments. The wait before reconnecting grows from 0.1

@@ -9,6 +9,7 @@ import grpc
 
 from scheduler_svc.frontend.calls.call_id import start_call
 from scheduler_svc.frontend.calls.failures import typed_failure
+from scheduler_svc.frontend.calls.refusal_lines import RefusalLines
 from scheduler_svc.frontend.calls.rpc_handlers import (
     Context,
     Handler,
@@ -34,6 +35,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
                 own.
         """
         self._intake = intake or MessageIntake()
+        self._refusals = RefusalLines()
 
     async def intercept_service(
         self,
@@ -47,14 +49,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         method = handler_call_details.method
         return with_behavior(
             handler,
-            _guarded(handler, method, self._intake),
+            _guarded(handler, method, self._intake, self._refusals),
             decode=_undecoded,
             encode=_unless_serialized(handler.response_serializer),
         )
 
 
 def _guarded(
-    handler: Handler, method: str, intake: MessageIntake
+    handler: Handler, method: str, intake: MessageIntake, refusals: RefusalLines
 ) -> Callable[[Any, Context], Awaitable[object]]:
     behavior, decode = behavior_of(handler), handler.request_deserializer
 
@@ -79,7 +81,7 @@ def _guarded(
         except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001  # a bug: a typed error to the client, a traceback to the log
-            await abort(context, typed_failure(error, method))
+            await abort(context, typed_failure(error, method, refusals))
         return None
 
     return respond

@@ -266,3 +266,35 @@ class TestModelDirectory:
         with pytest.raises(ConfigError, match=words) as caught:
             build(broken)
         assert "INVALID_MODEL" == caught.value.reason
+
+
+class TestBundledModel:
+    def test_limits_alone_make_an_engine(self):
+        """
+        An engine of given limits and nothing else serves the bundled model within them.
+        """
+        engine = InferenceEngine(EngineConfig(max_num_blocks=64, max_model_len=256))
+        params = GenerationParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+        completed = engine.complete("def read_json(path):", params)
+        assert 8 == completed.generated_tokens
+        assert completed.output_text
+
+
+class TestHelp:
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "--top-k INT [default: the model's, else 0]",
+            "--seed INT [default: drawn]",
+            "--device cpu|cuda|cuda:N|auto [default: cpu]",
+            "--block-size INT [default: 16]",
+            "--memory-threshold FLOAT [default: 0.9]",
+        ],
+    )
+    def test_flag_has_its_kind_and_its_default(self, capsys, line):
+        """
+        --help says of each flag what it takes and what holds without it.
+        """
+        with pytest.raises(SystemExit):
+            main(["--help"])
+        assert line in " ".join(capsys.readouterr().out.split())

@@ -89,6 +89,8 @@ class Seen:
     """True for a model without a tokenizer, and so without text and chats."""
     model_error: TandemError | None = None
     """Error that GetModel fails with."""
+    operator_error: TandemError | None = None
+    """Error that GetStats fails with."""
     executor_refusal: str = ""
     """Refusal of the executor, as GetStats tells it."""
     suspensions: list[int | None] = field(default_factory=list)
@@ -105,6 +107,8 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
         self._seen = seen
 
     async def GetStats(self, request, context):  # noqa: N802  # the rpc's name
+        if self._seen.operator_error is not None:
+            await context.abort_with_status(to_grpc_status(self._seen.operator_error))
         if not self._seen.answers_looks.is_set():
             await asyncio.to_thread(self._seen.answers_looks.wait, LONGEST_LOOK_S)
         self._seen.num_looks += 1

@@ -18,9 +18,11 @@ from typing import Annotated, Any, Literal
 import typer
 
 from tandem.bundled_model import bundled_model
+from tandem.error_codes import DeadlineExceeded, PermissionDenied, Unauthenticated
 from tandem.errors import InvalidConfig, TandemError
 from tandem.network.address import host_and_port, names_this_machine
 from tandem.network.listen_address import unprotected
+from tandem.status import PeerUnavailable
 from tandem.wording import gib
 from tandem_client.admin import AdminClient, is_serving
 from tandem_client.channel import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, ChannelOptions
@@ -29,6 +31,7 @@ from tandem_client.cli.shared.access import takes_access
 from tandem_client.cli.shared.failures import ExitCode, describe, readable_errors
 from tandem_client.cli.shared.never_ready import why_never
 from tandem_client.cli.shared.protection import protection_of
+from tandem_client.cli.shared.tls_probe import speaks_tls
 from tandem_client.cli.shared.unready import why_unready
 from tandem_client.client import Client
 from tandem_client.streams.retry import NO_RETRY
@@ -36,6 +39,7 @@ from tandem_client.targets import target_of
 
 TIMEOUT_S = 3.0
 MIN_FREE_BYTES = 4 << 30
+GIVE_CA = "give --ca FILE"
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 PARTS = {
     "client": ("grpcio", "protobuf", "typer", "rich"),
@@ -176,32 +180,65 @@ def check_server(
     try:
         ready = is_serving(address, "tandem.ready", timeout_s=TIMEOUT_S, options=channel)
     except TandemError as error:
-        yield from _no_server(address, admin_address, describe(error, address), must_run=must_run)
+        if _wants_tls(error, address, channel):
+            verdict: Literal["warn", "fail"] = "fail" if must_run else "warn"
+            yield Finding(verdict, "server", f"{address} speaks TLS", GIVE_CA)
+        else:
+            why = describe(error, address)
+            yield from _no_server(address, admin_address, why, must_run=must_run)
         return
     if not ready:
         never = why_never(address, channel)
         advice = _advice(admin_address, channel) if never is None else never[0]
         yield Finding("fail", "server", f"{address} answers but is not ready", advice)
         return
+    yield _check_public_port(address, channel)
+    yield from _check_admin_port(admin_address, channel)
+
+
+def _check_public_port(address: str, channel: ChannelOptions) -> Finding:
     try:
         with Client(address, retry=NO_RETRY, options=channel) as client:
             model = client.get_model(deadline_s=TIMEOUT_S)
+    except (Unauthenticated, PermissionDenied) as error:
+        return _refused("server", address, error, "generate", "what it serves")
     except TandemError as error:
-        yield Finding("fail", "server", describe(error, address), "see the scheduler's log")
-        return
-    yield Finding(
-        "ok", "server", f"{address} serves {model.name} ({model.architecture}, {model.dtype})"
-    )
+        return Finding("fail", "server", describe(error, address), "see the scheduler's log")
+    what = f"{model.name} ({model.architecture}, {model.dtype})"
+    return Finding("ok", "server", f"{address} serves {what}")
+
+
+def _check_admin_port(address: str, channel: ChannelOptions) -> Iterator[Finding]:
     try:
-        with AdminClient(admin_address, retry=NO_RETRY, options=channel) as admin:
+        with AdminClient(address, retry=NO_RETRY, options=channel) as admin:
             stats = admin.stats(deadline_s=TIMEOUT_S)
             settings = admin.config(deadline_s=TIMEOUT_S)
-    except TandemError:
-        yield Finding("warn", "admin", f"{admin_address} does not answer", "set --admin-address")
+    except (Unauthenticated, PermissionDenied) as error:
+        yield _refused("admin", address, error, "operate", "its load and its security")
+        return
+    except (PeerUnavailable, DeadlineExceeded) as error:
+        if _wants_tls(error, address, channel):
+            yield Finding("warn", "admin", f"{address} speaks TLS", GIVE_CA)
+        else:
+            yield Finding("warn", "admin", f"{address} does not answer", "set --admin-address")
+        return
+    except TandemError as error:
+        yield Finding("warn", "admin", f"{address} answers: {describe(error)}", "see its log")
         return
     load = f"{stats.running_requests} running, {stats.waiting_requests} waiting"
     yield Finding("ok", "admin", f"{load}, {stats.used_blocks}/{stats.total_blocks} blocks used")
     yield from check_security({one.name: one.value for one in settings})
+
+
+def _refused(subject: str, address: str, error: TandemError, role: str, unseen: str) -> Finding:
+    """Report a port that answers and wants another credential, which hides only `unseen`."""
+    advice = f"to see {unseen}, give a token with the role {role!r}: --api-key, TANDEM_API_KEY"
+    return Finding("warn", subject, f"{address} answers: {describe(error)}", advice)
+
+
+def _wants_tls(error: TandemError, address: str, channel: ChannelOptions) -> bool:
+    """Return whether a call in plain text failed because the port speaks TLS."""
+    return isinstance(error, PeerUnavailable) and not channel.is_encrypted and speaks_tls(address)
 
 
 def check_security(settings: Mapping[str, Any]) -> Iterator[Finding]:

@@ -9,10 +9,14 @@ from importlib.metadata import version
 import pytest
 from typer.testing import CliRunner
 
-from tandem.errors import InvalidModel
+from tandem.error_codes import PermissionDenied, Unauthenticated
+from tandem.errors import InternalError, InvalidModel
+from tandem.network.tls import server_credentials
+from tandem.network.tls_files import ServerTls
 from tandem_client.cli import doctor
 from tandem_client.cli.app import app
-from tests.clients.python.fake_server import PATIENCE_S
+from tests.certificates import Authority
+from tests.clients.python.fake_server import PATIENCE_S, fake_server
 
 SETTINGS = [
     ("listen", '"0.0.0.0:50051"', "flag"),
@@ -80,6 +84,71 @@ class TestDoctor:
 
         assert "is not ready; INVALID_MODEL: the chat template is invalid" in result.stdout
 
+    @pytest.mark.parametrize("refusal", [PermissionDenied, Unauthenticated])
+    def test_token_of_an_operator_alone_sees_what_it_may(self, run, server, refusal, monkeypatch):
+        """
+        A public port that refuses the credential answers: the missing role is a warning, and the
+        admin port is looked at all the same.
+        """
+        monkeypatch.setattr("tests.clients.python.fake_admin.SETTINGS", SETTINGS)
+        server.seen.model_error = refusal("GetModel needs the role 'generate'")
+        findings = found_at(server.address, run)
+
+        assert "warn" == findings["server"]["verdict"]
+        assert f"{server.address} answers: {refusal.reason}" in findings["server"]["fact"]
+        assert "a token with the role 'generate'" in findings["server"]["advice"]
+        assert ("ok", True) == (findings["admin"]["verdict"], "security" in findings)
+
+    @pytest.mark.parametrize("refusal", [PermissionDenied, Unauthenticated])
+    def test_token_of_a_user_alone_sees_what_it_may(self, run, server, refusal):
+        """
+        An admin port that refuses the credential answers, and the missing role is a warning.
+        """
+        server.seen.operator_error = refusal("GetStats needs the role 'operate'")
+        findings = found_at(server.address, run)
+
+        assert ["ok", "warn"] == [findings[one]["verdict"] for one in ("server", "admin")]
+        assert f"{server.address} answers: {refusal.reason}" in findings["admin"]["fact"]
+        assert "a token with the role 'operate'" in findings["admin"]["advice"]
+
+    def test_failure_of_a_port_hides_nothing_of_the_other(self, run, server):
+        """
+        A server that fails fails the check, and the admin port is looked at all the same; one that
+        fails there is told with its error.
+        """
+        server.seen.model_error = InternalError("a bug")
+        failed = found_at(server.address, run, exit_code=1)
+        assert ["fail", "ok"] == [failed[one]["verdict"] for one in ("server", "admin")]
+
+        server.seen.model_error, server.seen.operator_error = None, InternalError("a bug")
+        assert "answers: INTERNAL: a bug" in found_at(server.address, run)["admin"]["fact"]
+
+    def test_port_of_tls_is_told(self, run, tmp_path):
+        """
+        Without --ca, a server that speaks TLS is not taken for none, nor for another program.
+        """
+        pair = Authority(tmp_path).issue("server")
+        files = ServerTls(certificate=pair.certificate, key=pair.key)
+        with fake_server(server_credentials(files)) as encrypted:
+            findings = found_at(encrypted.address, run)
+            assert f"{encrypted.address} speaks TLS" == findings["server"]["fact"]
+            assert ("warn", "give --ca FILE") == (
+                findings["server"]["verdict"],
+                findings["server"]["advice"],
+            )
+            demanded = run("doctor", "--server", "--address", encrypted.address)
+            assert 1 == demanded.exit_code
+
+    def test_admin_port_of_tls_is_told(self, run, server, tmp_path):
+        """
+        The same goes for the admin port.
+        """
+        pair = Authority(tmp_path).issue("server")
+        files = ServerTls(certificate=pair.certificate, key=pair.key)
+        with fake_server(server_credentials(files)) as encrypted:
+            findings = found_at(server.address, run, admin_address=encrypted.address)
+        assert f"{encrypted.address} speaks TLS" == findings["admin"]["fact"]
+
     def test_taken_port_is_a_warning(self, run):
         """
         A port that something else holds is warned about; without --server no server is needed.
@@ -101,6 +170,14 @@ class TestDoctor:
         result = run("doctor", "--server", "--address", "127.0.0.1:1")
 
         assert 1 == result.exit_code
+
+
+def found_at(address, run, *, admin_address=None, exit_code=0):
+    """Run the command and return its findings by subject."""
+    ports = ["--address", address, "--admin-address", admin_address or address]
+    result = run("doctor", "--json", *ports)
+    assert exit_code == result.exit_code, result.output
+    return {f["subject"]: f for f in json.loads(result.stdout)}
 
 
 class TestTorchProbe:

@@ -21,7 +21,13 @@ from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tandem.status import from_rpc_error
 from tests.certificates import Authority
-from tests.scheduler_svc.frontend.fake_core import model, running_frontend, serve, within
+from tests.scheduler_svc.frontend.fake_core import (
+    NEVER_S,
+    model,
+    running_frontend,
+    serve,
+    within,
+)
 from tests.scheduler_svc.frontend.identity.credentials import (
     GATEWAY,
     OPERATOR,
@@ -303,6 +309,22 @@ class TestLog:
             (line.get("credential"), line["reason"]) for line in failed
         ]
         assert "token" not in str(failed)
+
+    async def test_strangers_do_not_fill_the_log(self, tmp_path, monkeypatch):
+        """
+        Of many calls without a token, one has a line of its own in a second; so have calls of a
+        credential without the role.
+        """
+        monkeypatch.setattr("scheduler_svc.frontend.calls.refusal_lines.INTERVAL_S", NEVER_S)
+        security = FrontendSecurity(tokens_file=str(write_file(tmp_path)))
+        structlog.reset_defaults()
+        async with running_frontend(tmp_path, security=security) as frontend:
+            with capture_logs(processors=[merge_contextvars]) as logged:
+                for token in [None] * 20 + [OPERATOR] * 20:
+                    await outcome(frontend.channel, ONE_METHOD["public"], token)
+        assert [(None, "UNAUTHENTICATED"), ("operator", "PERMISSION_DENIED")] == [
+            (line.get("credential"), line["reason"]) for line in logged
+        ]
 
 
 class TestLimits:

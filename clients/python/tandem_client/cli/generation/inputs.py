@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from tandem_client.cli.shared.failures import ExitCode, fail
+from tandem_client.cli.shared.screen import remark
 
 LogitBias = Annotated[
     list[str] | None,
@@ -31,7 +35,23 @@ def prompt_of(arguments: Sequence[str], *, command: str = "generate") -> str:
         raise fail(f'give a prompt: tandem {command} "..."', ExitCode.USAGE)
     if not arguments:
         return sys.stdin.read()
+    if "-" not in arguments and _is_piped_text_waiting():
+        line = f'stdin was not read; to add its text: tandem {command} "..." -'
+        remark(f"tandem: {line}", is_dim=False)
     return "\n\n".join(sys.stdin.read() if one == "-" else one for one in arguments)
+
+
+def _is_piped_text_waiting() -> bool:
+    """Return whether stdin is a pipe from which something could be read now; never wait for it."""
+    try:
+        descriptor = sys.stdin.fileno()
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            return False
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return any(events & select.POLLIN for _, events in poll.poll(0))
+    except (AttributeError, OSError, ValueError):  # closed, or none of the operating system's
+        return False
 
 
 def ids_of(text: str) -> list[int]:

@@ -17,6 +17,7 @@ from tandem.errors import InvalidConfig, InvalidModel, ModelChanged, OutOfMemory
 from tandem.status import PeerUnavailable
 from tandem_client.cli.shared.exit_codes import EXIT_CODES_HELP, ExitCode
 from tandem_client.cli.shared.screen import remark
+from tandem_client.cli.shared.tls_probe import speaks_tls
 
 __all__ = [
     "EXIT_CODES_HELP",
@@ -71,10 +72,19 @@ def exit_code_of(error: TandemError) -> ExitCode:
     return _BY_REASON.get(error.reason, _BY_GRPC_CODE.get(error.code, ExitCode.FAILED))
 
 
-def describe(error: TandemError, address: str | None = None) -> str:
-    """Return one line for the user: the error, and advice if the error itself cannot give it."""
+def describe(error: TandemError, address: str | None = None, *, in_plain_text: bool = False) -> str:
+    """
+    Return one line for the user: the error, and advice if the error itself cannot give it.
+
+    Args:
+        error: The error.
+        address: Address of the server that was called.
+        in_plain_text: True if it was called without TLS, which may be why it was not reached.
+    """
     line = " ".join(error.message.split())
     if isinstance(error, PeerUnavailable):
+        if in_plain_text and address is not None and speaks_tls(address):
+            return f"{address} does not answer in plain text, as it speaks TLS: give --ca FILE"
         where = "the server" if address is None else address
         why = line.rsplit(": ", 1)[-1]
         if not any(map(str.isalpha, why)):  # "... Debug Text: )" of a peer that gave no reason
@@ -112,7 +122,9 @@ def readable_errors(command: Callable[Arguments, None]) -> Callable[Arguments, N
         except TandemError as error:
             address = kwargs.get("address")
             where = address if isinstance(address, str) else None
-            raise fail(describe(error, where), exit_code_of(error)) from None
+            in_plain_text = not any(kwargs.get(name) for name in ("ca", "cert", "key"))
+            line = describe(error, where, in_plain_text=in_plain_text)
+            raise fail(line, exit_code_of(error)) from None
         except KeyboardInterrupt:
             raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
         except BrokenPipeError:

@@ -28,6 +28,7 @@ from tandem_client.cli.local_server.services import (
 from tandem_client.cli.shared.failures import Terminated, fail, readable_errors
 from tandem_client.cli.up.banner import banner
 from tandem_client.cli.up.free_ports import free_instead
+from tandem_client.cli.up.passed_on import refuse_dry_runs, refuse_questions
 from tandem_client.cli.up.protected_gateway import gateway_arguments, has_files
 from tandem_client.cli.up.service_flags import (
     EXECUTOR,
@@ -111,23 +112,24 @@ def up(
     """
     Start an executor and a scheduler, and serve until Ctrl-C.
 
-    An executor that dies is started again, and running requests go on; when the scheduler dies, or
-    the gateway that --openai starts, everything ends.
+    An executor that dies is started again, and running requests go on; so is the gateway that
+    --openai starts. When the scheduler dies, everything ends.
 
     Models: Llama, Mistral, Ministral, Qwen2 and Qwen3, in Hugging Face format (config.json,
     *.safetensors in float32, bfloat16 or float16, tokenizer.json), from a local directory; without
     one, the bundled test model. Nothing is downloaded: hf download ORG/NAME --local-dir DIR.
     """
+    passed_on = {"executor": executor_arg, "scheduler": scheduler_arg, "gateway": gateway_arg}
+    refuse_questions({program: given or () for program, given in passed_on.items()})
     chosen = model if model or MODEL_VARIABLE in os.environ else _bundled_or_refuse()
     own: Mapping[str, object] = {"model": chosen, "config": config}
     for_executor = [*arguments_of(own), *flags_for(EXECUTOR, flags), *(executor_arg or [])]
     own = {"config": config, "drain_grace_s": drain_grace_s}
     for_scheduler = [*arguments_of(own), *flags_for(SCHEDULER, flags), *(scheduler_arg or [])]
-    repeated = {"executor_arg": executor_arg, "scheduler_arg": scheduler_arg}
-    repeated["gateway_arg"] = gateway_arg
     # Mistakes are reported before anything starts.
     asked = ask_services({SCHEDULER: for_scheduler, EXECUTOR: for_executor})
     settings = {service: _by_name(asked[service]) for service in asked}
+    refuse_dry_runs(settings, {EXECUTOR: for_executor, SCHEDULER: for_scheduler})
     values = {name: one["value"] for name, one in settings[SCHEDULER].items()}
     for_gateway = _checked(values, for_scheduler, gateway_arg or [], openai)
     listening = {**{name: values[name] for name in LISTENING}, "openai": openai}
@@ -139,7 +141,7 @@ def up(
         given = [
             *([str(model)] if model else []),
             *arguments_of({"config": config, "drain_grace_s": drain_grace_s, "log_dir": log_dir}),
-            *_repeated(repeated),
+            *_repeated({f"{program}_arg": given for program, given in passed_on.items()}),
         ]
         elsewhere = arguments_of({**flags, "openai": openai, **free_instead(addresses)})
         raise _in_use(error, [*given, *elsewhere]) from None

@@ -48,6 +48,17 @@ class TestGenerate:
         assert (0, ANSWER + "\n") == (result.exit_code, result.stdout)
         assert f"{len(ANSWER)} output tokens" in result.stderr
 
+    def test_logprobs_are_a_table_with_one_header(self, run, server):
+        """
+        --logprobs prints a header, once, and a line for each token of the output, and no table of
+        the prompt.
+        """
+        result = run("generate", "hi", "--logprobs", "1", "--address", server.address)
+        header, *lines = result.stdout.splitlines()
+
+        assert "   token   logprob   share  text          likeliest: token text logprob" == header
+        assert [str(ord(character)) for character in ANSWER] == [line.split()[0] for line in lines]
+
     def test_json_is_one_object(self, run, server):
         """
         --json prints one object with text, reason, parameters and usage, and nothing else.

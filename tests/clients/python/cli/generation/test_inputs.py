@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
+from tandem_client.cli.generation.inputs import prompt_of
 from tests.clients.python.fake_server import ANSWER
 
 TURNS = [{"role": "system", "content": "be\nbrief"}, {"role": "user", "content": "hello"}]
@@ -59,6 +61,45 @@ class TestMessages:
         wrong = run("generate", "--messages", str(path), "--address", server.address)
         assert 2 == wrong.exit_code
         assert "chat.json:2 is not JSON" in wrong.stderr
+
+
+@pytest.fixture
+def piped(monkeypatch):
+    """Make stdin a pipe, and yield the end that is written to."""
+    reader, writer = os.pipe()
+    with os.fdopen(reader) as stdin, os.fdopen(writer, "w") as stdout:
+        monkeypatch.setattr("sys.stdin", stdin)
+        yield stdout
+
+
+class TestPipe:
+    def test_text_that_was_not_asked_for_is_told(self, piped, capsys):
+        """
+        A prompt without - leaves the text of a pipe alone, and stderr says so and what reads it.
+        """
+        print("a long text", file=piped, flush=True)
+        assert "summarise" == prompt_of(["summarise"])
+        line = 'tandem: stdin was not read; to add its text: tandem generate "..." -\n'
+        assert line == capsys.readouterr().err
+
+    @pytest.mark.parametrize("is_closed", [False, True], ids=["open", "closed"])
+    def test_empty_pipe_is_not_waited_for(self, piped, capsys, is_closed):
+        """
+        A pipe without text, as of a service manager or a script, is no reason for a line.
+        """
+        if is_closed:
+            piped.close()
+        assert "summarise" == prompt_of(["summarise"])
+        assert "" == capsys.readouterr().err
+
+    def test_text_that_was_asked_for_is_read(self, piped, capsys):
+        """
+        With - the text follows the prompt, without a line on stderr.
+        """
+        piped.write("a long text")
+        piped.close()
+        assert "summarise\n\na long text" == prompt_of(["summarise", "-"])
+        assert "" == capsys.readouterr().err
 
 
 class TestLogitBias:

@@ -62,6 +62,8 @@ def test_command_calls_over_mutual_tls_with_a_key(mutual, run, monkeypatch):
     assert (0, True) == (generated.exit_code, ANSWER in generated.output)
     assert 0 == drained.exit_code
     assert 3 == refused.exit_code
+    assert f"{server.address} does not answer in plain text, as it speaks TLS" in refused.stderr
+    assert "give --ca FILE" in refused.stderr
     assert "Bearer sesame" in {seen.get("authorization") for seen in server.seen.metadata}
 
 

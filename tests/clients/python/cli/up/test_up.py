@@ -64,6 +64,45 @@ class TestConfiguration:
         assert f"{file}: blocks: unknown key 'blocks'" in result.stderr
 
 
+class TestPassedOn:
+    @pytest.mark.parametrize(
+        ("flags", "command"),
+        [
+            (("--executor-arg=--help",), "use python -m executor_svc --help"),
+            (("--scheduler-arg=-h",), "use python -m scheduler_svc --help"),
+            (("--openai=127.0.0.1:0", "--gateway-arg=--help"), "use tandem gateway --help"),
+        ],
+        ids=["executor", "scheduler", "gateway"],
+    )
+    def test_flag_that_prints_and_ends_is_refused(self, flags, command):
+        """
+        A flag with which a program prints something and serves nothing is refused with the command
+        that prints it.
+        """
+        code, line = refused(*flags)
+        assert 2 == code
+        assert line.endswith(f"prints and ends, and tandem up serves: {command}\n")
+
+    @pytest.mark.parametrize("service", ["executor", "scheduler"])
+    def test_dry_run_is_refused(self, service, bundled):
+        """
+        A dry run is refused with the service's own command, which has the other flags too.
+        """
+        code, line = refused(bundled, f"--{service}-arg=--dry-run", "--block-size=8")
+        assert 2 == code
+        assert f"tandem: --dry-run of the {service} prints and ends" in line
+        assert f"use python -m {service}_svc" in line
+        assert line.endswith("--block-size=8 --dry-run\n")
+
+    def test_dry_run_of_the_environment_is_refused(self, bundled, monkeypatch):
+        """
+        It does not matter where a dry run is asked for; the source is named.
+        """
+        monkeypatch.setenv("TANDEM_EXECUTOR_DRY_RUN", "true")
+        code, line = refused(bundled)
+        assert (2, True) == (code, "dry_run (from environment) of the executor" in line), line
+
+
 @pytest.mark.slow
 class TestTakenPorts:
     def test_all_are_named_with_a_command_that_serves_elsewhere(self, taken, bundled):
