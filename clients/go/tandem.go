@@ -169,15 +169,14 @@ func (c *Client) Generate(
 
 // attempts is the state of one request across its attempts.
 type attempts struct {
-	policy      RetryPolicy
-	request     *pb.GenerateRequest // of the next attempt
-	endsAt      time.Time           // by the caller's time_limit_s; zero: never
-	failures    int                 // in a row, without new output
-	inVain      int                 // breaks in a row, without new output
-	brokenSince time.Time           // zero while a server has the request, and before
-	started     *pb.Started         // the first; nil before
-	held        *pb.Resume          // output that the caller has
-	numHeld     uint32              // ids in held
+	policy           RetryPolicy
+	request          *pb.GenerateRequest // of the next attempt
+	endsAt           time.Time           // by the caller's time_limit_s; zero: never
+	failures, inVain int                 // calls that failed and breaks, in a row without new output
+	brokenSince      time.Time           // zero while a server has the request, and before
+	started          *pb.Started         // the first; nil before
+	held             *pb.Resume          // output that the caller has
+	hasOutput        bool                // some of it came here
 }
 
 func newAttempts(policy RetryPolicy, request *pb.GenerateRequest) *attempts {
@@ -222,23 +221,23 @@ func (a *attempts) stream(
 func (a *attempts) accept(response *pb.GenerateResponse) error {
 	switch event := response.GetEvent().(type) {
 	case *pb.GenerateResponse_Started:
-		if a.started == nil {
-			a.started, a.numHeld = proto.CloneOf(event.Started), event.Started.ResumedTokens
-		} else if event.Started.ModelRevision != a.started.ModelRevision {
+		a.started = cmp.Or(a.started, proto.CloneOf(event.Started))
+		var numHeld int
+		for _, output := range a.held.Choices {
+			numHeld += len(output.TokenIds)
+		}
+		if event.Started.ModelRevision != a.started.ModelRevision {
 			return found(codes.FailedPrecondition, "MODEL_CHANGED", "another model is served now")
-		} else if event.Started.ResumedTokens != a.numHeld {
-			return found(codes.Internal, "INTERNAL", "the server goes on after %d tokens, not %d",
-				event.Started.ResumedTokens, a.numHeld)
+		} else if resumed := int(event.Started.ResumedTokens); resumed != numHeld {
+			return found(codes.Internal, "INTERNAL", "it goes on after %d ids, not %d", resumed, numHeld)
 		}
 		a.brokenSince = time.Time{}
 	case *pb.GenerateResponse_Delta:
 		output, offset := a.output(event.Delta.Choice), int(event.Delta.FirstTokenOffset)
 		if offset != len(output.TokenIds) && !a.request.GetResponse().GetOmitTokenIds() {
-			return found(codes.Internal, "INTERNAL", "choice %d goes on at token %d, not %d",
-				output.Choice, offset, len(output.TokenIds))
+			return found(codes.Internal, "INTERNAL", "choice %d goes on at id %d", output.Choice, offset)
 		}
 		output.TokenIds = append(output.TokenIds, event.Delta.TokenIds...)
-		a.numHeld += uint32(len(event.Delta.TokenIds))
 		a.failures, a.inVain = 0, 0
 	case *pb.GenerateResponse_Finished:
 		a.output(event.Finished.Choice).Finished = true
@@ -247,6 +246,7 @@ func (a *attempts) accept(response *pb.GenerateResponse) error {
 }
 
 func (a *attempts) output(choice uint32) *pb.PriorOutput {
+	a.hasOutput = true
 	for _, output := range a.held.Choices {
 		if output.Choice == choice {
 			return output
@@ -262,7 +262,7 @@ func (a *attempts) output(choice uint32) *pb.PriorOutput {
 func (a *attempts) next(ctx context.Context, err *Error, isBroken bool) error {
 	a.failures++
 	isPassing := err.RetryAfter != nil || err.isConnection()
-	hasUnknownIDs := len(a.held.Choices) > 0 && a.request.GetResponse().GetOmitTokenIds()
+	hasUnknownIDs := a.hasOutput && a.request.GetResponse().GetOmitTokenIds()
 	isInTime := a.failures < cmp.Or(a.policy.MaxAttempts, 5)
 	longest := cmp.Or(a.policy.MaxDelay, 10*time.Second)
 	if isBroken {

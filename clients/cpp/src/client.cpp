@@ -155,6 +155,7 @@ class ResumableStream : public Stream, CallState {
   ResumableStream(std::shared_ptr<const Connection> over, CallOptions with, GenerateRequest wanted)
       : CallState{std::move(over), std::move(with)}, request_(std::move(wanted)) {
     connection->SetKey(&request_);
+    for (const auto& held : request_.resume().choices()) output_[held.choice()] = held;
   }
 
   void Cancel() override { options.canceller->Cancel(); }
@@ -162,11 +163,10 @@ class ResumableStream : public Stream, CallState {
   std::optional<GenerateResponse> Next() override try {
     for (GenerateResponse event; !has_ended_;) {
       if (!reader_) reader_ = Begin().Generate(context.get(), request_);
-      if (!reader_->Read(&event)) {
+      if (!reader_->Read(&event))
         Recover(std::exchange(reader_, nullptr)->Finish());
-      } else if (Accept(event)) {
+      else if (Accept(event))
         return event;
-      }
     }
     return std::nullopt;
   } catch (const Error&) {
@@ -180,6 +180,7 @@ class ResumableStream : public Stream, CallState {
   // Keeps what a later attempt needs; returns true if the event is for the caller.
   bool Accept(const GenerateResponse& event) {
     has_ended_ = event.has_done();
+    has_output_ |= event.has_delta() || event.has_finished();
     if (event.has_started()) return OnStarted(event.started());
     if (event.has_finished()) output_[event.finished().choice()].set_finished(true);
     if (event.has_delta()) {
@@ -195,14 +196,14 @@ class ResumableStream : public Stream, CallState {
 
   bool OnStarted(const Started& event) {
     broken_since.reset();
-    if (!started_) return started_.emplace(event), true;
-    if (event.model_revision() != started_->model_revision()) {
+    const bool is_first = !started_;
+    if (is_first) started_ = event;
+    if (event.model_revision() != started_->model_revision())
       throw Found(ERROR_REASON_MODEL_CHANGED, "the stream broke, and another model is served now",
                   grpc::FAILED_PRECONDITION);
-    }
     uint32_t sent = 0;
     for (const auto& choice : request_.resume().choices()) sent += choice.token_ids_size();
-    if (event.resumed_tokens() == sent) return false;
+    if (event.resumed_tokens() == sent) return is_first;
     throw Found(ERROR_REASON_INTERNAL, "the server resumes elsewhere than it was asked");
   }
 
@@ -210,17 +211,15 @@ class ResumableStream : public Stream, CallState {
   void Recover(const grpc::Status& status) {
     if (status.ok()) throw Found(ERROR_REASON_INTERNAL, "the stream ended before done");
     const Error error(status, IsCancelled());
-    if (request_.response().omit_token_ids() && !output_.empty()) throw Error(error);
+    if (request_.response().omit_token_ids() && has_output_) throw Error(error);
     const auto delay = DelayAfter(error, started_.has_value());
     if (started_) {
       request_.set_request_id(started_->request_id());
       *request_.mutable_sampling() = started_->sampling();
       *request_.mutable_stopping() = started_->stopping();
       request_.mutable_resume()->Clear();
-      for (auto& [choice, held] : output_) {
-        held.set_choice(choice);
-        *request_.mutable_resume()->add_choices() = held;
-      }
+      for (const auto& [choice, held] : output_)
+        (*request_.mutable_resume()->add_choices() = held).set_choice(choice);
     }
     if (request_.has_time_limit_s()) {
       const Seconds left = end_ - Clock::now().time_since_epoch() - delay;
@@ -233,6 +232,7 @@ class ResumableStream : public Stream, CallState {
   const Seconds end_ = Clock::now().time_since_epoch() + Seconds(request_.time_limit_s());
   std::optional<Started> started_;          // the first
   std::map<uint32_t, PriorOutput> output_;  // of each choice of which some came
+  bool has_output_ = false;                 // some came here
   bool has_ended_ = false;
   std::unique_ptr<grpc::ClientReader<GenerateResponse>> reader_;  // null between attempts
 };

@@ -99,6 +99,7 @@ if TYPE_CHECKING:
     from tandem_client.params import (
         SAMPLING_PRESETS,
         GenerateOptions,
+        PriorOutput,
         PromptOptions,
         ResolvedParams,
         TokenizeOptions,
@@ -168,6 +169,7 @@ __all__ = [
     "PermissionDenied",
     "PoisonRequest",
     "Prefilled",
+    "PriorOutput",
     "Profile",
     "ProfileProgress",
     "ProfileRunning",
@@ -225,7 +227,9 @@ _HOMES = {
         "Queued Scheduled Started Timings TokenLogprobs Usage"
     ),
     "model": "Model ModelCapabilities PromptTokens",
-    "params": "GenerateOptions PromptOptions ResolvedParams SAMPLING_PRESETS TokenizeOptions",
+    "params": (
+        "GenerateOptions PriorOutput PromptOptions ResolvedParams SAMPLING_PRESETS TokenizeOptions"
+    ),
     "streams.retry": "NO_RETRY RetryPolicy",
     "streams.stream": "GenerationStream",
 }

@@ -49,6 +49,21 @@ class TokenizeOptions(PromptOptions, total=False):
     with_texts: bool | None
 
 
+class PriorOutput(TypedDict, total=False):
+    """
+    Output of one choice that the caller holds, with which a stream goes on.
+
+    Keys:
+        choice: Which choice, 0 unless it is given.
+        token_ids: All its ids so far, in order.
+        finished: True: it has ended, and nothing more comes of it.
+    """
+
+    choice: int
+    token_ids: Sequence[int]
+    finished: bool
+
+
 class GenerateOptions(PromptOptions, total=False):
     """
     Options of a completion: those of its prompt (`PromptOptions`), and the keys below. The server
@@ -101,6 +116,9 @@ class GenerateOptions(PromptOptions, total=False):
         attempt_key: Key of the request: a request with the same key ends the earlier one, with
             FinishReason.SUPERSEDED, instead of running twice. Clients that retry choose a key by
             themselves.
+        resume: What an earlier process received of this request: its output continues after that,
+            and events have what is new. Give the prompt as before, and `request_id`, the seed and
+            all other parameters of its `Started`.
     """
 
     token_ids: Sequence[int] | None
@@ -137,6 +155,7 @@ class GenerateOptions(PromptOptions, total=False):
     omit_token_ids: bool | None
     min_delta_interval_s: float | None
     attempt_key: str | None
+    resume: Sequence[PriorOutput] | None
 
 
 SAMPLING_PRESETS: Mapping[PresetName, Mapping[str, float]] = {

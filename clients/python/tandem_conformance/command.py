@@ -51,6 +51,8 @@ def generate_options(request: dict[str, Any]) -> dict[str, Any]:
         options |= left.pop(part, {})
     if "seed" in options:  # JSON of protobuf may write it as a text
         options["seed"] = int(options["seed"])
+    if "resume" in left:
+        options["resume"] = left.pop("resume")["choices"]
     if "logit_bias" in options:
         options["logit_bias"] = {int(one): bias for one, bias in options["logit_bias"].items()}
     return {**options, **left}

@@ -86,11 +86,9 @@ impl Deref for Error {
         &self.0
     }
 }
-
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} {:?}: {}", self.code(), self.reason(), self.message())
     }
 }
-
 impl error::Error for Error {}

@@ -60,9 +60,10 @@ macro_rules! unary {
 }
 
 impl Client {
-    /// Make a client of servers, see [`endpoint`]; calls connect, and take turns among those alive.
+    /// Make a client of servers, see [`endpoint`], at least one; calls take turns among those alive.
     pub fn new(endpoints: impl IntoIterator<Item = Endpoint>) -> Self {
         let endpoints: Vec<_> = endpoints.into_iter().collect();
+        assert!(!endpoints.is_empty(), "a client needs at least one server");
         let spare_turns = 16 * endpoints.len().saturating_sub(1); // turns are drawn by chance
         let failures = retry::Failures { spare_turns, ..Default::default() };
         let channel = Channel::balance_list(endpoints.into_iter());

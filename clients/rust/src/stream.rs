@@ -10,6 +10,7 @@ use tonic::Code;
 struct State {
     started: Option<Started>,
     received: BTreeMap<u32, PriorOutput>,
+    has_output: bool,
     is_done: bool,
     failures: Failures,
 }
@@ -21,6 +22,8 @@ pub(crate) async fn generate(
     let limit = request.time_limit_s.and_then(|one| Duration::try_from_secs_f64(one).ok());
     let soft_end = limit.and_then(|limit| Instant::now().checked_add(limit));
     let mut state = State { failures: client.failures.clone(), ..State::default() };
+    let held = request.resume.iter().flat_map(|one| &one.choices);
+    state.received = held.map(|one| (one.choice, one.clone())).collect();
     loop {
         let call = async {
             let attempt = client.request(request.clone())?;
@@ -33,7 +36,7 @@ pub(crate) async fn generate(
             Err::<(), _>(broken_promise("the server ended the stream before `done`"))
         };
         let Some(error) = call.await.err().filter(|_| !state.is_done) else { return Ok(()) };
-        if !has_ids && !state.received.is_empty() {
+        if !has_ids && state.has_output {
             return Err(error); // nothing tells where it broke
         }
         let wait = state.failures.wait(&client.retry, error, state.started.is_some())?;
@@ -42,10 +45,8 @@ pub(crate) async fn generate(
             (request.sampling, request.stopping) = (started.sampling, started.stopping);
             request.request_id = Some(started.request_id);
         }
-        if let Some(end) = soft_end {
-            let left = end.saturating_duration_since(Instant::now() + wait);
-            request.time_limit_s = Some(left.as_secs_f64().max(0.001));
-        }
+        let left = soft_end.map(|end| end.saturating_duration_since(Instant::now() + wait));
+        request.time_limit_s = left.map(|left| left.as_secs_f64().max(0.001));
         sleep(wait).await;
     }
 }
@@ -56,19 +57,17 @@ impl State {
         match event {
             Some(Event::Started(now)) => {
                 self.failures.broken_since = None;
-                let Some(first) = &self.started else {
-                    self.started = Some(now.clone());
-                    return Ok(true);
-                };
+                let is_first = self.started.is_none();
+                let first = self.started.get_or_insert_with(|| now.clone());
                 if now.model_revision != first.model_revision {
-                    let (code, text) = (Code::FailedPrecondition, "another model is served now");
-                    return Err(Error::found(code, "MODEL_CHANGED", text));
+                    let code = Code::FailedPrecondition;
+                    return Err(Error::found(code, "MODEL_CHANGED", "another model is served now"));
                 }
-                let held: usize = self.received.values().map(|one| one.token_ids.len()).sum();
-                if now.resumed_tokens as usize != held {
+                let ids = self.received.values().flat_map(|one| &one.token_ids);
+                if now.resumed_tokens as usize != ids.count() {
                     return Err(broken_promise("the server does not go on where the stream broke"));
                 }
-                return Ok(false);
+                return Ok(is_first);
             }
             Some(Event::Delta(delta)) => {
                 let ids = &mut self.output(delta.choice).token_ids;
@@ -86,6 +85,7 @@ impl State {
         Ok(true)
     }
     fn output(&mut self, choice: u32) -> &mut PriorOutput {
+        self.has_output = true;
         self.received.entry(choice).or_insert(PriorOutput { choice, ..Default::default() })
     }
 }

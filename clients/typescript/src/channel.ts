@@ -17,15 +17,15 @@ export interface ConnectOptions {
   readonly retry?: Partial<RetryPolicy> | undefined;
 }
 
-/** Returns a channel to one target, which connects with the first call. */
-export function channelTo(target: string, options: ConnectOptions): grpc.Client {
+/** Returns what opens channels to one target, which connect with the first call. */
+export function channelsTo(target: string, options: ConnectOptions): () => grpc.Client {
   if (!/^([^:/]+|\[[^/]+\]):\d+$/.test(target)) throw new TypeError(`${target} is not HOST:PORT`);
   const { ca, cert, key, serverName } = options.tls ?? {};
   const pem = (path?: string) => (path === undefined ? null : readFileSync(path));
   const credentials = options.tls
     ? grpc.credentials.createSsl(pem(ca), pem(key), pem(cert))
     : grpc.credentials.createInsecure();
-  return new grpc.Client(target, credentials, {
+  return () => new grpc.Client(target, credentials, {
     "grpc.keepalive_time_ms": options.keepaliveMs ?? 30_000,
     "grpc.keepalive_timeout_ms": options.keepaliveTimeoutMs ?? 10_000,
     "grpc.max_receive_message_length": 64 << 20,

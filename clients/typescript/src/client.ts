@@ -1,7 +1,7 @@
 import { addAbortSignal, Readable, type Writable } from "node:stream";
 import * as buf from "@bufbuild/protobuf";
 import * as grpc from "@grpc/grpc-js";
-import { channelTo, type ConnectOptions } from "./channel.js";
+import { channelsTo, type ConnectOptions } from "./channel.js";
 import { bug, fromFailure, fromStatus, TandemError } from "./errors.js";
 import * as pb from "./gen/index.js";
 import { generate, type GenerateEvent, type GenerateInit, withKey } from "./generate.js";
@@ -20,7 +20,8 @@ const rpcs = pb.InferenceService.method;
 
 /** A client of one or several servers. Its calls throw TandemErrors, or their signal's reason. */
 export class Client implements Disposable {
-  readonly #channels: readonly grpc.Client[];
+  readonly #openers: readonly (() => grpc.Client)[];
+  #channels: readonly grpc.Client[];
   readonly #token: ConnectOptions["token"];
   readonly #policy: RetryPolicy;
   readonly #closing = new AbortController();
@@ -40,8 +41,9 @@ export class Client implements Disposable {
   /** @param targets - HOST:PORT of a server, or of several, which calls take in turn.
    * @throws TypeError for what is no target, and the error of a file that cannot be read. */
   constructor(targets: string | readonly string[], options: ConnectOptions = {}) {
-    this.#channels = [targets].flat().map((target) => channelTo(target, options));
-    if (this.#channels.length === 0) throw new TypeError("a client needs a target");
+    this.#openers = [targets].flat().map((target) => channelsTo(target, options));
+    if (this.#openers.length === 0) throw new TypeError("a client needs a target");
+    this.#channels = this.#openers.map((open) => open());
     this.#token = options.token;
     this.#policy = { ...DEFAULT_RETRY, ...options.retry };
   }
@@ -51,7 +53,6 @@ export class Client implements Disposable {
     this.#closing.abort(new TandemError(grpc.status.CANCELLED, "the client was closed"));
     for (const channel of this.#channels) channel.close();
   }
-
   readonly [Symbol.dispose] = () => this.close();
 
   /** Streams the output of a prompt, and goes on at any server where the stream breaks. The call
@@ -124,14 +125,20 @@ export class Client implements Disposable {
   /** Returns the connected channels in turn, or one that cannot connect where none can. */
   async #nextChannel(attempts: Attempts): Promise<grpc.Client> {
     const { READY, TRANSIENT_FAILURE } = grpc.connectivityState;
-    for (;;) {
+    const tried = this.#channels;
+    for (const end = performance.now() + 5_000; ; ) {
       attempts.leftMs();
       const states = this.#channels.map((one) => one.getChannel().getConnectivityState(true));
-      const isFutile = states.length === 1 || states.every((one) => one === TRANSIENT_FAILURE);
+      const isFutile = states.every((one) => one === TRANSIENT_FAILURE);
       const usable = this.#channels.filter((_, at) => isFutile || states[at] === READY);
       const channel = usable[this.#turn++ % usable.length];
       if (channel !== undefined) return channel;
-      await attempts.wait(20);
+      if (performance.now() >= end) break;
+      await attempts.wait(5);
     }
+    // By itself grpc-js waits for ever for a server that takes a connection and says nothing.
+    for (const channel of tried) channel.close();
+    if (this.#channels === tried) this.#channels = this.#openers.map((open) => open());
+    throw new TandemError(grpc.status.UNAVAILABLE, "No connection established within 5 s");
   }
 }

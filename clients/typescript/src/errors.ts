@@ -1,4 +1,4 @@
-import { fromBinary } from "@bufbuild/protobuf";
+import { type DescMessage, fromBinary } from "@bufbuild/protobuf";
 import { anyUnpack, durationMs } from "@bufbuild/protobuf/wkt";
 import { status as Code, type ServiceError } from "@grpc/grpc-js";
 import * as rpc from "./gen/google/rpc/error_details_pb.js";
@@ -32,14 +32,13 @@ export const bug = (message: string) => new TandemError(Code.INTERNAL, message, 
 /** Returns the error in a serialized google.rpc.Status; throws if the bytes are none. */
 export function fromStatus(bytes: Uint8Array): TandemError {
   const { code, message, details } = fromBinary(StatusSchema, bytes);
-  const infos = details.flatMap((one) => anyUnpack(one, rpc.ErrorInfoSchema) ?? []);
-  const { reason, metadata } = infos.find(({ domain }) => domain === "tandem") ?? {};
-  const [wrong] = details.flatMap((one) => anyUnpack(one, rpc.BadRequestSchema) ?? []);
-  const [retry] = details.flatMap((one) => anyUnpack(one, rpc.RetryInfoSchema) ?? []);
-  const [request] = details.flatMap((one) => anyUnpack(one, rpc.RequestInfoSchema) ?? []);
-  const field = wrong?.fieldViolations[0]?.field;
+  const of = <D extends DescMessage>(type: D) => details.flatMap((it) => anyUnpack(it, type) ?? []);
+  const { reason, metadata } = of(rpc.ErrorInfoSchema).find((it) => it.domain === "tandem") ?? {};
+  const [wrong] = of(rpc.BadRequestSchema).flatMap((it) => it.fieldViolations);
+  const [retry] = of(rpc.RetryInfoSchema);
+  const [request] = of(rpc.RequestInfoSchema);
   const waitMs = retry && (retry.retryDelay ? durationMs(retry.retryDelay) : 0);
-  return new TandemError(code, message, reason, metadata, field, waitMs, request?.requestId);
+  return new TandemError(code, message, reason, metadata, wrong?.field, waitMs, request?.requestId);
 }
 
 // What grpc-js says, with various codes, of a connection that broke under a call.

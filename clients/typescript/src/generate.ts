@@ -11,10 +11,9 @@ export type GenerateEvent = Exclude<pb.GenerateResponse["event"], { case: undefi
 export type GenerateInit = MessageInitShape<typeof pb.GenerateRequestSchema>;
 
 /** Returns a copy of a request, with a key where it may be sent more than once. */
-export function withKey(init: GenerateInit, policy: RetryPolicy): pb.GenerateRequest {
+export function withKey(init: GenerateInit, { maxAttempts, resume }: RetryPolicy) {
   const request = clone(pb.GenerateRequestSchema, create(pb.GenerateRequestSchema, init));
-  const mayRepeat = policy.maxAttempts > 1 || policy.resume;
-  if (mayRepeat) request.attemptKey ??= randomBytes(16).toString("hex");
+  if (maxAttempts > 1 || resume) request.attemptKey ??= randomBytes(16).toString("hex");
   return request;
 }
 
@@ -27,17 +26,21 @@ export async function* generate(
   const { timeLimitS, response: { omitTokenIds = false } = {} } = request;
   const endsSoftlyAt = performance.now() + (timeLimitS ?? 0) * 1000;
   const output: pb.PriorOutput[] = []; // By choice: servers keep nothing of a broken stream.
+  for (const held of request.resume?.choices ?? []) output[held.choice] = held;
   const of = (choice: number) => (output[choice] ??= create(pb.PriorOutputSchema, { choice }));
   let started: pb.Started | undefined;
-  for (let isDone = false; !isDone; ) {
+  let hasOutput = false;
+  for (let isDone = false; !isDone; )
     try {
       for await (const { event } of call(request)) {
         if (event.case === "started") {
           attempts.accepted += 1;
           attempts.brokenSince = undefined;
-          if (started !== undefined) checkResumed(event.value, started, output);
+          checkResumed(event.value, started ?? event.value, output);
           if (started !== undefined) continue; // The caller has had it.
           started = event.value;
+          const { requestId, sampling, stopping } = started;
+          Object.assign(request, { requestId, sampling, stopping });
         } else if (event.case === "delta") {
           const { choice, firstTokenOffset: offset, tokenIds } = event.value;
           const held = of(choice).tokenIds;
@@ -47,23 +50,19 @@ export async function* generate(
           attempts.accepted = 1;
           attempts.failures = 0;
         } else if (event.case === "finished") of(event.value.choice).finished = true;
+        hasOutput ||= event.case === "delta" || event.case === "finished";
         isDone ||= event.case === "done";
         if (event.case !== undefined) yield event;
       }
       if (!isDone) throw bug("the server ended the stream before done");
     } catch (error) {
       if (isDone) return; // With `done` the output is whole, however its call ends.
-      if (omitTokenIds && output.length > 0) throw error;
+      if (omitTokenIds && hasOutput) throw error;
       await attempts.recover(error);
-      if (started !== undefined) {
-        const { requestId, sampling, stopping } = started;
-        const resume = create(pb.ResumeSchema, { choices: Object.values(output) });
-        Object.assign(request, { requestId, sampling, stopping, resume });
-      }
+      if (started) request.resume = create(pb.ResumeSchema, { choices: Object.values(output) });
       const leftS = (endsSoftlyAt - performance.now()) / 1000;
       if (timeLimitS !== undefined) request.timeLimitS = Math.max(leftS, 0.001);
     }
-  }
 }
 
 function checkResumed(now: pb.Started, before: pb.Started, output: pb.PriorOutput[]): void {

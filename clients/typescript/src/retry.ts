@@ -28,7 +28,6 @@ export interface CallOptions {
   readonly deadlineMs?: number | undefined;
 }
 
-const MAX_RESUME_DELAY_MS = 2_000;
 const MAX_IN_VAIN = 16; // It may be the request that stops its servers.
 const NEVER_CONNECTED = /No connection established|Name resolution failed/;
 
@@ -36,12 +35,9 @@ const NEVER_CONNECTED = /No connection established|Name resolution failed/;
 export class Attempts {
   readonly signal: AbortSignal;
   readonly #endsAt: number;
-  /** Failures since the last output. */
-  failures = 0;
-  /** How many calls were accepted, that of the last output and those since. */
-  accepted = 0;
-  /** When an accepted request lost its server; undefined: it has one, or never had. */
-  brokenSince: number | undefined;
+  /** Failures since the last output. */ failures = 0;
+  /** How many calls were accepted, that of the last output and those since. */ accepted = 0;
+  /** Since when an accepted request is without a server. */ brokenSince: number | undefined;
 
   constructor(readonly policy: RetryPolicy, closing: AbortSignal, options: CallOptions = {}) {
     const { signal, deadlineMs = Infinity } = options;
@@ -67,9 +63,8 @@ export class Attempts {
     if (!(error instanceof TandemError)) throw error;
     const { maxAttempts, initialDelayMs, maxDelayMs, resume, resumeWithinMs } = this.policy;
     const isDisconnect = error.code === Code.UNAVAILABLE && error.reasonName === undefined;
-    const wasConnected = isDisconnect && !NEVER_CONNECTED.test(error.message);
-    const brokeOff = wasConnected || error.reasonName === "HANDED_OVER";
-    if (isPatient && resume && brokeOff) this.accepted = 1; // A server may have had it.
+    const brokeOff = isDisconnect && !NEVER_CONNECTED.test(error.message); // A server may have it.
+    if (isPatient && resume && (brokeOff || error.reasonName === "HANDED_OVER")) this.accepted = 1;
     if (this.accepted > 0) this.brokenSince ??= performance.now();
     this.failures += 1;
     const brokenMs = performance.now() - (this.brokenSince ?? Infinity);
@@ -77,7 +72,7 @@ export class Attempts {
     const mayRepeat = this.accepted > 0 ? mayResume : this.failures < maxAttempts;
     if (!mayRepeat || (error.retryAfterMs === undefined && !isDisconnect)) throw error;
     const advisedMs = error.retryAfterMs ?? initialDelayMs * 2 ** (this.failures - 1);
-    const mostMs = this.accepted > 0 ? Math.min(maxDelayMs, MAX_RESUME_DELAY_MS) : maxDelayMs;
+    const mostMs = this.accepted > 0 ? Math.min(maxDelayMs, 2_000) : maxDelayMs; // A reader waits.
     await this.wait(Math.min(advisedMs * (1 + Math.random() / 4), mostMs));
   }
 }

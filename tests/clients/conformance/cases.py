@@ -33,8 +33,7 @@ def check_calls(case: Case, script: Script) -> None:
     always = {name: value for name, value in case["request"].items() if name != "time_limit_s"}
     left_s = case["request"].get("time_limit_s")
     for call, seen in zip(case["calls"], script.seen, strict=True):
-        _check_fields(always, seen)
-        _check_fields(call.get("expect", {}), seen)
+        _check_fields(always | call.get("expect", {}), seen)
         assert (left_s is not None) == seen.HasField("time_limit_s")
         if left_s is not None:
             assert 0.001 <= seen.time_limit_s <= left_s

@@ -20,6 +20,8 @@ from tests.waiting import LIMIT_S, wait_until
 
 BYTE_IDS = range(2, 258)
 """Ids of the bundled model's 256 tokens of one byte each, which come after two special ones."""
+NUM_HELD = 20
+"""Ids that a caller brings who goes on with an output."""
 _SCHEDULER = ["--drain-grace-s=0", "--frontends=2", f"--lease-ms={NO_LEASE_MS}"]
 
 
@@ -174,7 +176,10 @@ def _as_pkcs8(key: Path) -> Path:
 
 
 def _names(cluster: Cluster) -> dict[str, Any]:
-    """Return values that depend on the model: a stop string over two tokens, and ids of bytes."""
+    """
+    Return values that depend on the model: a stop string over two tokens, ids of bytes, and both
+    parts of an output.
+    """
     with cluster.client() as client:
         whole = client.complete(
             "import os", max_tokens=40, ignore_eos=True, temperature=1.0, seed=5
@@ -186,4 +191,14 @@ def _names(cluster: Cluster) -> dict[str, Any]:
         text = whole.text
         stops = [(text[end - 2 : end + 2], end - 2) for end in ends if end > 12]
         stop, at = next((stop, at) for stop, at in stops if text.index(stop) == at)
-    return {"$stop": stop, "$before_stop": text[:at], "$bytes": list(BYTE_IDS)}
+        output = client.complete("import os", max_tokens=120, ignore_eos=True, temperature=0.0)
+        held = output.token_ids[:NUM_HELD]
+        rest_text = output.text.removeprefix(client.detokenize(held))
+    return {
+        "$stop": stop,
+        "$before_stop": text[:at],
+        "$bytes": list(BYTE_IDS),
+        "$held": list(held),
+        "$rest": list(output.token_ids[NUM_HELD:]),
+        "$rest_text": rest_text,
+    }

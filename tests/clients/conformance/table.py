@@ -23,6 +23,7 @@ SCRIPTED = {
     "every-error": "Each reason of an error, and one that no client knows, is told with its details.",
     "delta-over-4-mib": "A message of a stream over 4 MiB arrives.",
     "answer-over-4-mib": "A whole answer over 4 MiB arrives.",
+    "connection-without-an-answer": "A connection is taken and nothing answers: the call fails in time.",
     "cancel-between-attempts": "A caller leaves while its client waits to try again.",
 }
 """Scenarios of test_scripted.py, with what they show."""

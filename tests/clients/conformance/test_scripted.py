@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 
 import pytest
 
@@ -93,6 +94,26 @@ class TestLargeAnswers:
             result = player.ask(do="complete", targets=targets, retry="soon", request=request)
             assert "error" not in result
             assert [OVER_4_MIB] == [one["text"] for one in result["choices"]]
+
+
+class TestConnections:
+    def test_connection_that_nothing_answers_is_given_up(self, players, record):
+        """
+        A call fails with UNAVAILABLE where its connection is taken and nothing answers, without a
+        deadline too.
+        """
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            command = {
+                "targets": [f"127.0.0.1:{server.getsockname()[1]}"],
+                "retry": "none",
+                "keepalive_ms": 1000,
+                "request": {"text": "hi"},
+            }
+            begun = [(one, one.begin(do="generate", **command)) for one in players.values()]
+            for player, asked in begun:
+                with record.of(player, "connection-without-an-answer"):
+                    error = asked.result()["error"]
+                    assert ("UNAVAILABLE", None) == (error["code"], error["reason"])
 
 
 class TestCancel:

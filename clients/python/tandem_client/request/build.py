@@ -9,7 +9,13 @@ from tandem.errors import InvalidParameter
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.inference.v1 import request_pb2, tokens_pb2
 from tandem.wording import nearest
-from tandem_client.params import SAMPLING_PRESETS, GenerateOptions, PromptOptions, TokenizeOptions
+from tandem_client.params import (
+    SAMPLING_PRESETS,
+    GenerateOptions,
+    PriorOutput,
+    PromptOptions,
+    TokenizeOptions,
+)
 from tandem_client.request.chat import set_chat
 from tandem_client.request.fields import listed, set_field
 
@@ -83,6 +89,8 @@ def build_request(prompt: str | None, options: GenerateOptions) -> inference.Gen
     for name in _PLAIN:
         if name in given:
             set_field(request, name, name, given[name])
+    if "resume" in given:
+        _set_resume(request, given["resume"])
     return request
 
 
@@ -128,6 +136,25 @@ def _preset_of(options: GenerateOptions) -> Mapping[str, Any]:
         names = ", ".join(SAMPLING_PRESETS)
         raise InvalidParameter(f"unknown preset {name!r}; presets: {names}", field="preset")
     return SAMPLING_PRESETS[name]
+
+
+def _set_resume(request: inference.GenerateRequest, held: object) -> None:
+    request.resume.SetInParent()
+    for at, prior in enumerate(listed("resume", held, path="resume")):
+        path = f"resume.choices[{at}]"
+        if not isinstance(prior, Mapping):
+            raise InvalidParameter(
+                f"resume must be a list of dicts, not of {type(prior).__name__}", field=path
+            )
+        for name in prior.keys() - PriorOutput.__annotations__.keys():
+            raise InvalidParameter(
+                f"resume has no {name!r}: see tandem_client.PriorOutput", field=path
+            )
+        choice = request.resume.choices.add()
+        for name, value in prior.items():
+            field = f"{path}.{name}"
+            given = listed(name, value, path=field) if name == "token_ids" else value
+            set_field(choice, field, name, given)
 
 
 def _refuse_unknown(names: Iterable[str], options: Collection[str]) -> None:

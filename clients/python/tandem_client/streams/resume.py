@@ -56,8 +56,10 @@ class ResumableStream:
         self._has_ids = not request.response.omit_token_ids
         """False: nothing tells where the stream broke, so that it cannot be resumed."""
         self._started: stream_pb2.Started | None = None
-        self._token_ids: dict[int, list[int]] = {}
-        self._finished: set[int] = set()
+        held = request.resume.choices  # of a caller who goes on with an earlier stream
+        self._token_ids = {one.choice: list(one.token_ids) for one in held}
+        self._finished = {one.choice for one in held if one.finished}
+        self._has_output = False
         self._was_resumed = False
         self._num_failures = 0
         self._num_in_vain = 0
@@ -71,7 +73,7 @@ class ResumableStream:
     @property
     def _cannot_resume(self) -> bool:
         """True after output of which the client has no ids."""
-        return not self._has_ids and bool(self._token_ids or self._finished)
+        return not self._has_ids and self._has_output
 
     def accept(self, response: inference.GenerateResponse | Delta, now: float) -> Event | None:
         """
@@ -93,6 +95,7 @@ class ResumableStream:
                 return self._on_started(event, response.started)
             case Finished():
                 self._finished.add(event.choice)
+                self._has_output = True
             case Done():
                 self.done = True
                 return self._whole(event, now)
@@ -145,9 +148,9 @@ class ResumableStream:
 
     def _on_started(self, event: Started, message: stream_pb2.Started) -> Started | None:
         self._broken_since_s = None
+        is_first = self._started is None
         if self._started is None:
             self._started = message
-            return event
         if event.model_revision != self._started.model_revision:
             raise ModelChanged(
                 "the stream broke and the server now serves another model; send the request again"
@@ -155,10 +158,10 @@ class ResumableStream:
         num_sent = sum(len(one.token_ids) for one in self.request.resume.choices)
         if event.resumed_tokens != num_sent:
             raise InternalError(
-                f"the stream broke after {num_sent} tokens, but the server goes on after "
+                f"the request has {num_sent} tokens, but the server goes on after "
                 f"{event.resumed_tokens}"
             )
-        return None
+        return event if is_first else None
 
     def _on_delta(self, event: Delta, now: float) -> None:
         delivered = self._token_ids.setdefault(event.choice, [])
@@ -168,6 +171,7 @@ class ResumableStream:
                 f"offset {event.first_token_offset}"
             )
         delivered.extend(event.token_ids)
+        self._has_output = True
         self._num_failures = self._num_in_vain = 0
         if self._first_output_s is None:
             self._first_output_s = now

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 import pytest
+from google.protobuf.json_format import ParseDict
 
 from tandem.errors import InvalidParameter
-from tandem.inference.v1 import chat_pb2, request_pb2, tokens_pb2
+from tandem.inference.v1 import chat_pb2, request_pb2, resume_pb2, tokens_pb2
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem_client import SAMPLING_PRESETS, AsyncClient, Client, GenerateOptions
 from tandem_client.request import build, build_request, detokenize_request, tokenize_request
@@ -106,8 +107,45 @@ class TestBuildRequest:
 
         assert {"preset", "template_args"} == set(GenerateOptions.__annotations__) - fields
         sent = {name for names in build._NAMES_BY_PART.values() for name in names}
-        plain = {*sent, *build._PLAIN, *build._OF_CHATS, "messages", "token_ids", "preset"}
+        plain = {
+            *sent,
+            *build._PLAIN,
+            *build._OF_CHATS,
+            "messages",
+            "token_ids",
+            "preset",
+            "resume",
+        }
         assert set() == set(GenerateOptions.__annotations__) - plain
+
+    def test_resume_lists_what_the_caller_holds(self):
+        """
+        Each choice of `resume` is sent as it was given.
+        """
+        held = [{"token_ids": [1, 2]}, {"choice": 1, "token_ids": (3,), "finished": True}]
+        request = build.build_request("hi", {"resume": held})
+        wanted = {
+            "choices": [{"token_ids": [1, 2]}, {"choice": 1, "token_ids": [3], "finished": True}]
+        }
+        assert ParseDict(wanted, resume_pb2.Resume()) == request.resume
+
+    @pytest.mark.parametrize(
+        ("held", "field"),
+        [
+            (7, "resume"),
+            ([[1, 2]], "resume.choices[0]"),
+            ([{"ids": [1]}], "resume.choices[0]"),
+            ([{}, {"token_ids": 5}], "resume.choices[1].token_ids"),
+            ([{"token_ids": [2**40]}], "resume.choices[0].token_ids"),
+        ],
+    )
+    def test_resume_that_cannot_be_sent_is_refused(self, held, field):
+        """
+        A `resume` of another shape is refused with the path of what is wrong.
+        """
+        with pytest.raises(InvalidParameter) as refused:
+            build.build_request("hi", {"resume": held})
+        assert field == refused.value.field
 
     def test_single_stop_string_is_one_string(self):
         """

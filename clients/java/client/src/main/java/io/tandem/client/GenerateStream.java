@@ -64,10 +64,12 @@ public final class GenerateStream implements Iterable<GenerateResponse>, AutoClo
       case STARTED -> {
         attempts.isAccepted = true;
         attempts.resumeUntil = null;
-        if (started != null) { return isResumed(response.getStarted()); }
-        started = response.getStarted();
+        boolean isFirst = started == null;
+        started = isFirst ? response.getStarted() : started;
+        checkResumed(response.getStarted());
         request.setRequestId(started.getRequestId()).setSampling(started.getSampling())
-            .setStopping(started.getStopping()).setResume(Resume.getDefaultInstance());
+            .setStopping(started.getStopping()).setResume(request.getResume());
+        return isFirst;
       }
       case DELTA -> {
         Delta delta = response.getDelta();
@@ -84,14 +86,13 @@ public final class GenerateStream implements Iterable<GenerateResponse>, AutoClo
     return response.getEventCase() != GenerateResponse.EventCase.EVENT_NOT_SET;
   }
 
-  private boolean isResumed(Started again) {
+  private void checkResumed(Started again) {
     check(again.getModelRevision().equals(started.getModelRevision()), ERROR_REASON_MODEL_CHANGED,
         "the stream broke and another model is served now: begin again");
     int held = request.getResume().getChoicesList().stream()
         .mapToInt(PriorOutput::getTokenIdsCount).sum();
     check(again.getResumedTokens() == held, ERROR_REASON_INTERNAL,
         "the server does not go on where the stream broke");
-    return false;
   }
 
   private PriorOutput.Builder output(int choice) {

@@ -42,7 +42,8 @@ public final class TandemClient implements AutoCloseable {
       Consumer<ManagedChannelBuilder<?>> change, String... targets) {
     return new TandemClient(Arrays.stream(targets).map(target -> {
       var settings = Grpc.newChannelBuilder(target, credentials).disableRetry()
-          .keepAliveTime(30, SECONDS).keepAliveTimeout(10, SECONDS).maxInboundMessageSize(64 << 20);
+          .keepAliveTime(30, SECONDS).keepAliveTimeout(10, SECONDS).keepAliveWithoutCalls(true)
+          .maxInboundMessageSize(64 << 20); // and pings while it connects: nothing else ends that
       change.accept(settings);
       return settings.build();
     }).toList(), RetryPolicy.DEFAULT, null);
@@ -99,19 +100,17 @@ public final class TandemClient implements AutoCloseable {
     int breaksInVain;
     int failures;
 
-    /** Returns the next server that lives; if none does, one whose calls fail at once. */
+    /** Returns the next server that lives, or one that fails; gRPC's waits of minutes are ended. */
     private Channel server() {
       List<ManagedChannel> order = new ArrayList<>(servers);
       Collections.rotate(order, -TURNS.getAndIncrement());
-      order.stream().filter(server -> server.getState(true) == TRANSIENT_FAILURE)
-          .forEach(ManagedChannel::enterIdle); // gRPC's own wait grows to two minutes
-      do {
-        for (ManagedChannel server : order) {
-          if (server.getState(true) == READY) { return server; }
-        }
-      } while (order.stream().map(server -> server.getState(true))
-          .anyMatch(EnumSet.of(IDLE, CONNECTING)::contains) && pause(1_000_000));
-      return order.get(0);
+      order.forEach(one -> { if (one.getState(true) == TRANSIENT_FAILURE) { one.enterIdle(); } });
+      for (long wait = 1_000_000;; wait = Math.min(2 * wait, 50_000_000)) {
+        var states = order.stream().map(server -> server.getState(true)).toList();
+        if (states.contains(READY)) { return order.get(states.indexOf(READY)); }
+        boolean connects = states.contains(IDLE) || states.contains(CONNECTING);
+        if (!connects || !pause(wait)) { return order.get(0); }
+      }
     }
 
     /** Returns what the first call returns that does not fail; null once the request is over. */
