@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from tandem.errors import TandemError
+from tandem.errors import QueueFull, TandemError
+from tandem.inference.v1.inference_service_pb2 import GenerateRequest
 from tandem_openai_gateway.answers.format import AnswerFormat, Head, comment
 from tandem_openai_gateway.answers.output import ChoiceOutput, Output, WholeOutput
+from tandem_openai_gateway.api.body import Bodies
 from tandem_openai_gateway.api.common import Asked
+from tandem_openai_gateway.api.headers import metadata_of
 from tandem_openai_gateway.client_left import ClientLeft, until_left
 from tandem_openai_gateway.delta_interval import DeltaIntervals
 from tandem_openai_gateway.envelope import JsonResponse
@@ -32,8 +35,8 @@ from tandem_openai_gateway.upstream import (
     progress_of,
 )
 
-PASSED_ON = ("authorization", "traceparent", "tracestate")
-"""Headers that go to the scheduler as metadata."""
+NUMBERS_OF_REQUESTS = frozenset({"max_num_seqs", "max_queued_requests", "max_tenant_requests"})
+"""Limits of a full scheduler that count requests; each choice of a prompt is one."""
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -67,13 +70,13 @@ class Answering:
         metrics: Metrics,
         *,
         intervals: DeltaIntervals,
-        max_body_bytes: int,
+        bodies: Bodies,
     ) -> None:
         self._schedulers = schedulers
         self._intervals = intervals
         self._model = model
         self._metrics = metrics
-        self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
 
     async def answer(self, endpoint: Endpoint, request: Request) -> Answer:
         """
@@ -82,13 +85,24 @@ class Answering:
         Raises:
             ApiError, TandemError: The request cannot be served.
         """
-        asked = endpoint.read(await read_limited(request, self._max_body_bytes))
         metadata = metadata_of(request)
-        name = await self._model.check(asked.model, metadata)
+        await self._model.admit(metadata)
         request_id: str = request.scope["tandem.request_id"]
-        output = self._output(asked, request_id, metadata)
+
+        max_bytes = self._model.max_request_bytes
+
+        def read(body: bytes) -> tuple[Asked, list[GenerateRequest]]:
+            asked = endpoint.read(body)
+            return asked, requests_of(asked, request_id, max_bytes)
+
+        asked, requests = await self._bodies.decoded(request, read)
+        name = await self._model.check(asked.model, metadata)
+        output = self._output(requests, metadata)
         try:
             started = await until_left(request.receive, output.accepted())
+        except QueueFull as full:
+            output.close()
+            raise never_fits(asked, full) or full from None
         except BaseException:
             output.close()
             raise
@@ -101,14 +115,7 @@ class Answering:
         )
         return Answer(asked, endpoint.form(head, asked), output, self._metrics)
 
-    def _output(self, asked: Asked, request_id: str, metadata: Metadata) -> Output:
-        ids = [request_id]
-        if len(asked.prompts) > 1:
-            ids = [f"{request_id}-{place}" for place in range(len(asked.prompts))]
-        requests = [
-            generate_request(prompt, asked.options, one)
-            for prompt, one in zip(asked.prompts, ids, strict=True)
-        ]
+    def _output(self, requests: Sequence[GenerateRequest], metadata: Metadata) -> Output:
         interval_s = self._intervals.begin(len(requests))
         if interval_s:
             for one in requests:
@@ -117,21 +124,51 @@ class Answering:
         return Output(streams, on_close=lambda: self._intervals.end(len(requests)))
 
 
-async def read_limited(request: Request, max_bytes: int) -> bytes:
+def requests_of(asked: Asked, request_id: str, max_bytes: int | None) -> list[GenerateRequest]:
     """
-    Return the body of a request.
+    Return the Tandem requests of the prompts, in their order.
+
+    Args:
+        asked: What the request asks for.
+        request_id: Its id.
+        max_bytes: Size of the largest message that the schedulers take; None = not known.
 
     Raises:
-        ApiError: It is larger than the limit.
+        ApiError: One is larger; gRPC would refuse it as if it could come again.
+        InvalidParameter: A value cannot be sent.
     """
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > max_bytes:
-            raise ApiError(
-                413, f"the body is larger than {max_bytes} bytes", code="request_too_large"
-            )
-    return bytes(body)
+    ids = [request_id]
+    if len(asked.prompts) > 1:
+        ids = [f"{request_id}-{place}" for place in range(len(asked.prompts))]
+    requests = [
+        generate_request(prompt, asked.options, one)
+        for prompt, one in zip(asked.prompts, ids, strict=True)
+    ]
+    if max_bytes is not None and any(one.ByteSize() > max_bytes for one in requests):
+        raise ApiError(
+            413,
+            f"the message for the scheduler is larger than {max_bytes} bytes: a token id is 4",
+            code="request_too_large",
+        )
+    return requests
+
+
+def never_fits(asked: Asked, full: QueueFull) -> ApiError | None:
+    """
+    Return the answer for prompts that are more than a limit lets into the system at once, which
+    would be refused again and again; None if they fit once there is room.
+    """
+    limit, bound = full.metadata.get("limit"), full.metadata.get("value", "")
+    num_outputs = len(asked.prompts) * asked.num_choices
+    if limit not in NUMBERS_OF_REQUESTS or not bound.isdecimal() or num_outputs <= int(bound):
+        return None
+    return ApiError(
+        400,
+        f"{len(asked.prompts)} prompts with {asked.num_choices} choices each are more than "
+        f"{limit}, which is {bound}: send fewer at a time",
+        param="prompt",
+        code="never_fits",
+    )
 
 
 class Answer:
@@ -194,17 +231,3 @@ class Answer:
                 case _:
                     await write(comment(progress_of(event)))
         await write(form.closing(usages))
-
-
-def metadata_of(request: Request) -> Metadata:
-    """
-    Return the headers of a request that go on to the scheduler.
-
-    Raises:
-        ApiError: One has characters that no key or trace has.
-    """
-    found = [(name, request.headers[name]) for name in PASSED_ON if name in request.headers]
-    for name, text in found:
-        if not (text.isascii() and text.isprintable()):
-            raise ApiError(400, f"the header {name} must be printable ASCII", param=name)
-    return tuple(found)

@@ -18,14 +18,16 @@ from starlette.types import ASGIApp
 
 from tandem.errors import TandemError
 from tandem.network.grpc_wakeups import read_all_wakeups
-from tandem_openai_gateway.answering import Answering, Endpoint, metadata_of
+from tandem_openai_gateway.answering import Answering, Endpoint
 from tandem_openai_gateway.answers.chat import ChatFormat
 from tandem_openai_gateway.answers.completion import CompletionFormat
 from tandem_openai_gateway.answers.openapi import openapi_page
 from tandem_openai_gateway.answers.pages import HealthBody, ModelBody, ModelList
 from tandem_openai_gateway.answers.responses import ResponsesFormat
+from tandem_openai_gateway.api.body import Bodies
 from tandem_openai_gateway.api.chat import read_chat
 from tandem_openai_gateway.api.completion import read_completion
+from tandem_openai_gateway.api.headers import metadata_of
 from tandem_openai_gateway.api.responses import read_responses
 from tandem_openai_gateway.client_left import ClientLeft
 from tandem_openai_gateway.delta_interval import DeltaIntervals
@@ -84,17 +86,19 @@ class Gateway:
             on_resume=self.metrics.resumes.inc,
         )
         self._model = ServedModel(self._schedulers)
+        bodies = Bodies(self._settings.max_body_bytes)
         self._answering = Answering(
             self._schedulers,
             self._model,
             self.metrics,
             intervals=DeltaIntervals(self._settings.min_delta_interval_s),
-            max_body_bytes=self._settings.max_body_bytes,
+            bodies=bodies,
         )
-        self._tokenizing = Tokenizing(self._schedulers, self._model, self._settings.max_body_bytes)
+        self._tokenizing = Tokenizing(self._schedulers, self._model, bodies)
         try:
             yield
         finally:
+            bodies.close()
             await self._schedulers.close()
 
     def generating(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[ASGIApp]]:

@@ -98,15 +98,20 @@ def api_error(error: TandemError) -> ApiError:
     headers = {}
     if status in RETRY_STATUSES:
         wait_s = RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
-        # OpenAI's clients read the second, which is exact, where it is there.
-        headers = {
-            "Retry-After": str(max(1, math.ceil(wait_s))),
-            "Retry-After-Ms": str(max(1, math.ceil(wait_s * 1000))),
-        }
+        headers = retry_headers(wait_s)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     code = CODE_OF_REASON.get(error.reason, error.reason.lower())
     return ApiError(status, error.message, param=_param(error.field), code=code, headers=headers)
+
+
+def retry_headers(wait_s: float) -> dict[str, str]:
+    """Return the headers that tell a client to come again after so many seconds."""
+    # OpenAI's clients read the second, which is exact, where it is there.
+    return {
+        "Retry-After": str(max(1, math.ceil(wait_s))),
+        "Retry-After-Ms": str(max(1, math.ceil(wait_s * 1000))),
+    }
 
 
 def _param(field: str | None) -> str | None:

@@ -2,10 +2,47 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
+from collections.abc import Callable
+
 from tandem_openai_gateway.errors import ApiError
 from tandem_openai_gateway.scheduler_calls.batch_call import Metadata
 from tandem_openai_gateway.scheduler_calls.schedulers import Schedulers
 from tandem_openai_gateway.upstream import Model, Started
+
+KEY_KNOWN_S = 30.0
+"""Seconds for which a key that a scheduler has let in is not asked about again."""
+MAX_KEYS = 4096
+"""Most keys that are known at a time; the one that was asked about longest ago gives way."""
+
+
+class KnownKeys:
+    """Keys that a scheduler has let in a short while ago; only their hashes are kept."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """
+        Args:
+            clock: Function that returns monotonic time in seconds.
+        """
+        self._clock = clock
+        self._until_s: dict[bytes, float] = {}
+
+    def knows(self, metadata: Metadata) -> bool:
+        """Return True if the key of these headers was let in; having none counts as a key."""
+        return self._clock() < self._until_s.get(_hash_of(metadata), 0.0)
+
+    def note(self, metadata: Metadata) -> None:
+        """Note that a scheduler has let a key in."""
+        key = _hash_of(metadata)
+        self._until_s.pop(key, None)
+        self._until_s[key] = self._clock() + KEY_KNOWN_S
+        if len(self._until_s) > MAX_KEYS:
+            del self._until_s[next(iter(self._until_s))]
+
+
+def _hash_of(metadata: Metadata) -> bytes:
+    return hashlib.sha256(dict(metadata).get("authorization", "").encode()).digest()
 
 
 class ServedModel:
@@ -17,6 +54,22 @@ class ServedModel:
     def __init__(self, schedulers: Schedulers) -> None:
         self._schedulers = schedulers
         self._known: Model | None = None
+        self._keys = KnownKeys()
+
+    @property
+    def max_request_bytes(self) -> int | None:
+        """Size of the largest message that the schedulers take; None if it is not known."""
+        return self._known.max_request_bytes or None if self._known is not None else None
+
+    async def admit(self, metadata: Metadata) -> None:
+        """
+        Have a scheduler look at the key of a request, before its body costs anything.
+
+        Raises:
+            TandemError: The key is refused, or no scheduler answers.
+        """
+        if not self._keys.knows(metadata):
+            await self.ask(metadata)
 
     async def ask(self, metadata: Metadata) -> Model:
         """
@@ -26,6 +79,7 @@ class ServedModel:
             TandemError: No scheduler answers.
         """
         self._known = await self._schedulers.get_model(metadata)
+        self._keys.note(metadata)
         return self._known
 
     async def check(self, name: str | None, metadata: Metadata) -> str:

@@ -17,7 +17,8 @@ from tandem_openai_gateway.delta_interval import (
 )
 
 DEFAULT_LISTEN = "127.0.0.1:8000"
-MAX_BODY_MIB = 32
+MAX_BODY_MIB = 4
+"""Size that a scheduler's `max_message_bytes` lets through by default."""
 DRAIN_GRACE_S = 30.0
 
 FILES = {
@@ -46,7 +47,7 @@ class Settings:
         scheduler_cert: PEM file of the certificate that the schedulers ask of clients, if they do.
         scheduler_key: PEM file of its key.
         cors_origins: Origins whose pages may call the gateway; "*" = all.
-        max_body_bytes: Size of the largest request body.
+        max_body_bytes: Size of the largest request body; larger ones are refused unread.
         min_delta_interval_s: Least seconds between two chunks of a stream; None = by the number of
             streams that run.
         drain_grace_s: Seconds that running requests may go on after a stop signal.
@@ -158,7 +159,8 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--max-body-mib",
         type=int,
         default=MAX_BODY_MIB,
-        help="size of the largest request body in MiB; default: %(default)s",
+        help="size of the largest request body in MiB; schedulers take messages up to their "
+        "max_message_bytes; default: %(default)s",
     )
     parser.add_argument(
         "--min-delta-interval-s",

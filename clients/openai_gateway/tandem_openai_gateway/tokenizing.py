@@ -5,7 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tandem_openai_gateway.answering import metadata_of, read_limited
+from tandem_openai_gateway.api.body import Bodies
+from tandem_openai_gateway.api.headers import metadata_of
 from tandem_openai_gateway.api.tokens import (
     DetokenizeBody,
     TokenizeBody,
@@ -20,15 +21,16 @@ from tandem_openai_gateway.served_model import ServedModel
 class Tokenizing:
     """Questions about tokens, which any scheduler answers."""
 
-    def __init__(self, schedulers: Schedulers, model: ServedModel, max_body_bytes: int) -> None:
+    def __init__(self, schedulers: Schedulers, model: ServedModel, bodies: Bodies) -> None:
         self._schedulers = schedulers
         self._model = model
-        self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
 
     async def tokenize(self, request: Request) -> Response:
         """Answer with the ids of a prompt."""
-        asked = read_tokenize(await read_limited(request, self._max_body_bytes))
         metadata = metadata_of(request)
+        await self._model.admit(metadata)
+        asked = await self._bodies.decoded(request, read_tokenize)
         await self._model.check(asked.model, metadata)
         found = await self._schedulers.tokenize(asked.prompt, asked.options(), metadata)
         return JsonResponse(
@@ -42,8 +44,9 @@ class Tokenizing:
 
     async def detokenize(self, request: Request) -> Response:
         """Answer with the text of ids."""
-        asked = read_detokenize(await read_limited(request, self._max_body_bytes))
         metadata = metadata_of(request)
+        await self._model.admit(metadata)
+        asked = await self._bodies.decoded(request, read_detokenize)
         await self._model.check(asked.model, metadata)
         text = await self._schedulers.detokenize(asked.tokens, metadata)
         return JsonResponse(DetokenizeBody(prompt=text))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tandem.inference.v1 import chat_pb2, tokens_pb2
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem_client.events import (
     Delta,
@@ -24,7 +25,8 @@ from tandem_client.events import (
 )
 from tandem_client.many.items import ItemFailure, failure_of, has_too_many
 from tandem_client.model import Model, PromptTokens, model_from_proto, tokens_from_proto
-from tandem_client.request import build_request, detokenize_request, tokenize_request
+from tandem_client.request import build_request, detokenize_request
+from tandem_client.request import tokenize_request as build_tokenize_request
 from tandem_client.streams.aio_stream import LoopCalls
 from tandem_client.streams.prompt import joined_prompt
 from tandem_client.streams.retry import RetryPolicy, is_transient
@@ -76,19 +78,45 @@ def generate_request(
 
     Args:
         prompt: The prompt.
-        options: Options by the names of `tandem_client.GenerateOptions`; None = not given.
+        options: Options by the names of `tandem_client.GenerateOptions`; None = not given. `tools`
+            and `template_args` are texts of JSON objects.
         request_id: Id of the request.
 
     Raises:
         InvalidParameter: A value cannot be sent.
     """
-    given: dict[str, Any] = {
-        **options,
+    given, chat = _without_json(options)
+    given |= {
         "request_id": request_id,
         "token_ids": prompt.token_ids,
         "messages": prompt.messages,
     }
-    return build_request(prompt.text, given)  # type: ignore[arg-type]  # the names are ours
+    request = build_request(prompt.text, given)  # type: ignore[arg-type]  # the names are ours
+    if prompt.messages is not None:
+        request.chat.MergeFrom(chat)
+    return request
+
+
+def tokenize_request(prompt: str | None, options: Mapping[str, Any]) -> tokens_pb2.TokenizeRequest:
+    """
+    Build the message of a question for ids; options as for `generate_request`.
+
+    Raises:
+        InvalidParameter: A value cannot be sent.
+    """
+    given, chat = _without_json(options)
+    request = build_tokenize_request(prompt, given)  # type: ignore[arg-type]  # the names are ours
+    if prompt is None:
+        request.chat.MergeFrom(chat)
+    return request
+
+
+def _without_json(options: Mapping[str, Any]) -> tuple[dict[str, Any], chat_pb2.ChatPrompt]:
+    """Return the other options, and a conversation of what is JSON: it goes on as it is."""
+    given = dict(options)
+    tools, args = given.pop("tools", None), given.pop("template_args", None)
+    tools = [chat_pb2.Tool(definition_json=text) for text in tools or ()]
+    return given, chat_pb2.ChatPrompt(tools=tools, template_args_json=args)
 
 
 def progress_of(event: Event) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+
 import grpc
 import grpc.aio
 import httpx
@@ -10,6 +13,7 @@ import pytest
 from tandem.errors import QueueFull
 from tandem.inference.v1 import batch_pb2, stream_pb2
 from tandem.inference.v1 import inference_service_pb2 as inference
+from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tandem.status import from_rpc_error
 from tandem_openai_gateway.scheduler_calls.batch_call import (
     MAX_ADDED_BYTES,
@@ -146,3 +150,52 @@ class TestLostStatus:
         begun = batch_pb2.BatchEvent(item=1, started=stream_pb2.Started())
         message = batch_pb2.GenerateBatchResponse(events=[begun])
         assert ["started", "UNAVAILABLE"] == await self.outcome(message)
+
+
+class RefusesAll(grpc.aio.ServerInterceptor):
+    """Refuses every call as one with a wrong key, at once."""
+
+    async def intercept_service(self, _continuation, _details):
+        async def refuse(_requests, context):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no")
+            yield
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def tasks_of_calls():
+    """Return all tasks but those of the server in this loop."""
+    return {one for one in asyncio.all_tasks() if "Server" not in one.get_coro().__qualname__}
+
+
+class TestRefusedCall:
+    @pytest.mark.parametrize("size", [10, 200_000])
+    async def test_leaves_no_task_and_no_complaint(self, size):
+        """
+        A call that is refused, before or while its first request is written, leaves no task behind
+        and nothing that asyncio would log.
+        """
+        complaints = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, about: complaints.append(about["message"]))
+        server = grpc.aio.server(interceptors=[RefusesAll()])
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = InferenceServiceStub(channel)
+            before = tasks_of_calls()
+            for _ in range(5):
+                batch = BatchCall(stub.GenerateBatch, joins=True, on_closed=lambda _: None)
+                request = inference.GenerateRequest(text="a" * size)
+                item = batch.add(request, lambda request=request: stub.Generate(request))
+                with pytest.raises(grpc.RpcError):
+                    await anext(aiter(item))
+                item.cancel()
+            del batch, item
+            if left := tasks_of_calls() - before:
+                await asyncio.wait(left, timeout=PATIENCE_S)
+            gc.collect()
+            await asyncio.sleep(0)
+            assert set() == tasks_of_calls() - before
+        await server.stop(None)
+        assert [] == complaints

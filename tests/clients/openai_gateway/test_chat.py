@@ -249,9 +249,7 @@ class TestOptions:
         )
         (request,) = server.seen.generate
         _, assistant, answer = request.chat.messages
-        assert [json.dumps(tool) for tool in TOOLS] == [
-            tool.definition_json for tool in request.chat.tools
-        ]
+        assert TOOLS == [json.loads(tool.definition_json) for tool in request.chat.tools]
         assert ("c1", "f", '{"b": 1}') == (
             assistant.tool_calls[0].id,
             assistant.tool_calls[0].name,
@@ -259,7 +257,7 @@ class TestOptions:
         )
         assert not assistant.HasField("content")
         assert ("2", "c1") == (answer.content, answer.tool_call_id)
-        assert '{"enable_thinking": false}' == request.chat.template_args_json
+        assert '{"enable_thinking":false}' == request.chat.template_args_json
 
     def test_image_is_refused(self, client):
         """

@@ -36,7 +36,22 @@ READ: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("/health", HealthBody),
 )
 """Path and body of the answer of each page that is JSON."""
-STATUSES = ("400", "401", "403", "404", "405", "409", "413", "429", "499", "500", "503", "504")
+STATUSES = (
+    "400",
+    "401",
+    "403",
+    "404",
+    "405",
+    "408",
+    "409",
+    "413",
+    "429",
+    "431",
+    "499",
+    "500",
+    "503",
+    "504",
+)
 """Statuses of failures."""
 _REFERENCE = "#/components/schemas/{name}"
 

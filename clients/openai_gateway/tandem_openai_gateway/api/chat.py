@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -10,6 +10,11 @@ from tandem_openai_gateway.api.common import Asked, GenerationFields, asked, rea
 from tandem_openai_gateway.api.refused import unsupported
 from tandem_openai_gateway.errors import ApiError
 from tandem_openai_gateway.upstream import Prompt
+
+MAX_MESSAGES, MAX_TOOLS = 4096, 128
+"""The scheduler's limits: what is beyond them is refused before it is built."""
+RawObject = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})]
+"""An object as JSON, which goes on as it is: only the scheduler's template reads it."""
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -31,20 +36,29 @@ class Message(msgspec.Struct, kw_only=True):
     function_call: Any = None
 
 
+Messages = Annotated[list[Message], msgspec.Meta(max_length=MAX_MESSAGES)]
+Tools = Annotated[list[RawObject], msgspec.Meta(max_length=MAX_TOOLS)]
+
+
+def null() -> msgspec.Raw:
+    """Return what a field of JSON is that was left out."""
+    return msgspec.Raw(b"null")
+
+
 class ChatFields(GenerationFields, kw_only=True):
     """
     Body of a request. Tools are rendered into the prompt by the model's template; calls of them in
     the output are text.
     """
 
-    messages: list[Message]
+    messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
-    tools: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: RawObject = msgspec.field(default_factory=null)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -66,8 +80,8 @@ def read_chat(body: bytes) -> Asked:
     options: dict[str, Any] = {
         "logprobs": _logprobs(fields),
         "token_bytes": bool(fields.logprobs) or None,
-        "tools": fields.tools or None,
-        "template_args": fields.chat_template_kwargs or None,
+        "tools": tools_of(fields.tools),
+        "template_args": json_object_of(fields.chat_template_kwargs, "chat_template_kwargs"),
         "add_generation_prompt": fields.add_generation_prompt,
         "continue_final_message": fields.continue_final_message,
     }
@@ -117,6 +131,44 @@ def text_of(content: str | list[ContentPart] | None, where: str) -> str:
             raise unsupported(f"{where}.content[{place}]", "only parts of text are served")
         texts.append(part.text)
     return "".join(texts)
+
+
+def tools_of(tools: list[msgspec.Raw] | None) -> list[str] | None:
+    """
+    Return the texts of tools; None if there are none.
+
+    Raises:
+        ApiError: One is no object.
+    """
+    texts = []
+    for place, tool in enumerate(tools or ()):
+        text = json_object_of(tool, f"tools[{place}]")
+        if text is None:
+            raise _no_object(f"tools[{place}]")
+        texts.append(text)
+    return texts or None
+
+
+def json_object_of(given: msgspec.Raw, where: str) -> str | None:
+    """
+    Return the text of a JSON object, which goes on as it is; None for null.
+
+    Raises:
+        ApiError: It is another thing.
+    """
+    raw = bytes(given)
+    if raw == b"null":
+        return None
+    if not raw.startswith(b"{"):
+        raise _no_object(where)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+
+
+def _no_object(where: str) -> ApiError:
+    return ApiError(400, f"{where}: Expected `object`", param=where, code="invalid_type")
 
 
 TEXT_TYPES = frozenset({"text", "input_text", "output_text"})

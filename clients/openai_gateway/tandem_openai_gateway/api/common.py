@@ -12,6 +12,9 @@ from tandem_openai_gateway.api.refused import refuse_unsupported
 from tandem_openai_gateway.errors import ApiError
 from tandem_openai_gateway.upstream import Prompt
 
+MAX_PROMPTS = 256
+"""Most prompts of one request, each of which is a Tandem request of its own."""
+JSON_SPACE = b" \t\r\n"
 SEEDS = 1 << 64
 """Number of seeds; OpenAI's negative ones are counted from the end."""
 
@@ -106,18 +109,47 @@ def read_body(body: bytes, fields: type[Fields]) -> Fields:
             to be ignored.
     """
     try:
-        content = msgspec.json.decode(body)
+        # Values of keys that are not looked at cost no memory.
+        content = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        refuse_unsupported(content, fields.__struct_fields__)
+        if "prompt" in fields.__struct_fields__:
+            refuse_many_lists(content)
+    except msgspec.ValidationError:
+        raise ApiError(400, "the body must be a JSON object", code="invalid_json") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
-    if not isinstance(content, dict):
-        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    refuse_unsupported(content, fields.__struct_fields__)
     try:
-        return msgspec.convert(content, fields, str_keys=True)
+        return msgspec.json.decode(body, type=fields)
     except msgspec.ValidationError as error:
         raise wrong_type(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+
+
+def refuse_many_lists(content: Mapping[str, msgspec.Raw]) -> None:
+    """
+    Count the lists of a prompt of lists of ids, before they are decoded.
+
+    Raises:
+        ApiError: There are more than prompts of a request.
+    """
+    prompt = bytes(content.get("prompt", b""))
+    if prompt.startswith(b"[") and prompt[1:].lstrip(JSON_SPACE).startswith(b"["):
+        num_lists = prompt.count(b"[") - 1
+        if num_lists > MAX_PROMPTS:
+            raise too_many_prompts(num_lists)
+
+
+def too_many_prompts(num_prompts: int) -> ApiError:
+    """Return the answer for a list of more prompts than a request may have."""
+    return ApiError(
+        400,
+        f"prompt may be at most {MAX_PROMPTS} prompts, not {num_prompts}",
+        param="prompt",
+        code="invalid_parameter",
+    )
 
 
 def wrong_type(error: msgspec.ValidationError) -> ApiError:

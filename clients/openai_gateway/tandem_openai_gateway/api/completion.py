@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from tandem_openai_gateway.api.common import Asked, GenerationFields, asked, read_body
+from tandem_openai_gateway.api.common import (
+    MAX_PROMPTS,
+    Asked,
+    GenerationFields,
+    asked,
+    read_body,
+    too_many_prompts,
+)
 from tandem_openai_gateway.api.refused import unsupported
 from tandem_openai_gateway.errors import ApiError
 from tandem_openai_gateway.upstream import Prompt
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default, which clients of this endpoint know."""
-MAX_PROMPTS = 256
-"""Most prompts of one request, each of which is a Tandem request of its own."""
 
 
 class CompletionFields(GenerationFields, kw_only=True):
@@ -76,7 +81,7 @@ def prompts_of(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
     if kinds == {int}:
         return (Prompt(token_ids=cast("Sequence[int]", prompt)),)
     if len(prompt) > MAX_PROMPTS:
-        raise _refusal(f"prompt may be at most {MAX_PROMPTS} prompts, not {len(prompt)}")
+        raise too_many_prompts(len(prompt))
     if kinds == {str}:
         return tuple(Prompt(text=one) for one in prompt if isinstance(one, str))
     if kinds == {list}:

@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import msgspec
+
 from tandem_openai_gateway.errors import ApiError
 
 _NEVER: tuple[object, ...] = ()
+_NULL = msgspec.Raw(b"null")
+MAX_SAME_BYTES = 1 << 10
+"""Size of a value that is not compared with those that change nothing, as it is none of them."""
 
 CHANGES_OUTPUT: Mapping[str, tuple[object, ...]] = {
     # OpenAI's own keys.
@@ -59,23 +64,33 @@ CHANGES_OUTPUT: Mapping[str, tuple[object, ...]] = {
 """The keys, each with the values beside null that change nothing."""
 
 
-def refuse_unsupported(body: Mapping[str, Any], served: Collection[str]) -> None:
+def refuse_unsupported(body: Mapping[str, msgspec.Raw], served: Collection[str]) -> None:
     """
     Check that nothing is asked for that would have to be ignored at the cost of the output.
 
     Args:
-        body: The body of a request.
+        body: The body of a request, with its values as JSON.
         served: Keys that this kind of request obeys.
 
     Raises:
         ApiError: A key is one of `CHANGES_OUTPUT`, with a value that changes something.
     """
     for key in (CHANGES_OUTPUT.keys() & body.keys()) - set(served):
-        if body[key] is not None and body[key] not in CHANGES_OUTPUT[key]:
+        if not _is_one_of(body[key], (None, *CHANGES_OUTPUT[key])):
             raise unsupported(key)
-    best_of = body.get("best_of")
-    if best_of is not None and best_of != (body.get("n") or 1):
-        raise unsupported("best_of")
+    if "best_of" in body:
+        num_choices = body.get("n", _NULL)
+        same = 1 if len(bytes(num_choices)) > MAX_SAME_BYTES else _value(num_choices) or 1
+        if not _is_one_of(body["best_of"], (None, same)):
+            raise unsupported("best_of")
+
+
+def _is_one_of(given: msgspec.Raw, values: tuple[object, ...]) -> bool:
+    return len(bytes(given)) <= MAX_SAME_BYTES and _value(given) in values
+
+
+def _value(given: msgspec.Raw) -> Any:
+    return msgspec.json.decode(given)
 
 
 def unsupported(param: str, why: str = "it would change the output") -> ApiError:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from tandem_openai_gateway.api.chat import ContentPart, text_of
+from tandem_openai_gateway.api.chat import MAX_MESSAGES, ContentPart, text_of
 from tandem_openai_gateway.api.common import Asked, GenerationFields, asked, read_body
 from tandem_openai_gateway.api.refused import unsupported
 from tandem_openai_gateway.errors import ApiError
@@ -37,7 +37,7 @@ class TextOptions(msgspec.Struct, kw_only=True):
 class ResponsesFields(GenerationFields, kw_only=True):
     """Body of a request."""
 
-    input: str | list[InputItem]
+    input: str | Annotated[list[InputItem], msgspec.Meta(max_length=MAX_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: int | None = None
     text: TextOptions | None = None

@@ -6,7 +6,15 @@ from typing import Any
 
 import msgspec
 
-from tandem_openai_gateway.api.chat import Message, message_of
+from tandem_openai_gateway.api.chat import (
+    Messages,
+    RawObject,
+    Tools,
+    json_object_of,
+    message_of,
+    null,
+    tools_of,
+)
 from tandem_openai_gateway.api.common import read_body
 from tandem_openai_gateway.api.refused import unsupported
 from tandem_openai_gateway.errors import ApiError
@@ -17,9 +25,9 @@ class TokenizeFields(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
-    tools: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: RawObject = msgspec.field(default_factory=null)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
@@ -32,8 +40,8 @@ class TokenizeFields(msgspec.Struct, kw_only=True):
             "messages": None
             if messages is None
             else [message_of(one, f"messages[{at}]") for at, one in enumerate(messages)],
-            "tools": self.tools or None,
-            "template_args": self.chat_template_kwargs or None,
+            "tools": tools_of(self.tools),
+            "template_args": json_object_of(self.chat_template_kwargs, "chat_template_kwargs"),
             "add_generation_prompt": self.add_generation_prompt,
             "continue_final_message": self.continue_final_message,
             "with_texts": self.return_token_strs,
@@ -76,6 +84,11 @@ def read_tokenize(body: bytes) -> TokenizeFields:
         raise ApiError(
             400, "give either prompt or messages", param="prompt", code="invalid_parameter"
         )
+    has_args = bytes(fields.chat_template_kwargs) != b"null"
+    for name, is_given in (("tools", bool(fields.tools)), ("chat_template_kwargs", has_args)):
+        if is_given and fields.messages is None:
+            what = f"{name} has a meaning for a conversation only: give messages"
+            raise ApiError(400, what, param=name, code="invalid_parameter")
     return fields
 
 

@@ -169,7 +169,9 @@ class BatchCall:
                 item.end()
 
     def _shut(self) -> None:
+        """Take no more items; gRPC's task that waits for requests finds that none come."""
         self.is_open = False
+        self._has_news.set()
         self._on_closed(self)
 
 

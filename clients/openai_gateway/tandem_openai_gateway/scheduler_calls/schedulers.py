@@ -232,7 +232,7 @@ class Schedulers:
         Raises:
             TandemError: The prompt cannot be used, or no scheduler answers.
         """
-        request = tokenize_request(prompt, options)  # type: ignore[arg-type]  # the names are ours
+        request = tokenize_request(prompt, options)
         answer = await self._call(
             lambda stub: stub.Tokenize(request, timeout=MODEL_LIMIT_S, metadata=metadata)
         )

@@ -42,10 +42,10 @@ _SWITCH = "insecure_link"
 MIN_LOG_BYTES = 1 << 20
 STOP_S = 10.0
 """Seconds that a child may take to stop, besides the grace period for running requests."""
-
+RESTARTED = frozenset({"executor", "gateway"})
+"""Services without requests of their own: streams go on over them, or their clients come again."""
 RESTARTS = 3
-"""Number of restarts of an executor allowed within RESTARTS_WITHIN_S; one more end is an error."""
-
+"""Number of restarts of one service allowed within RESTARTS_WITHIN_S; one more end is an error."""
 RESTARTS_WITHIN_S = 120.0
 
 _ANY_HOST = ("0.0.0.0:", "[::]:")
@@ -86,6 +86,10 @@ class Service:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def replace(self, argument: str, other: str) -> None:
+        """Have the next start use another argument, such as a port that this one got."""
+        self._command = [other if one == argument else one for one in self._command]
 
     def restart(self) -> None:
         """Start the process again after it ended; its log is appended to."""
@@ -179,7 +183,7 @@ class RunningServer:
     admin_address: str | None = None
     metrics_address: str | None = None
     openai_address: str | None = None
-    _restarts_s: list[float] = field(default_factory=list)
+    _restarts_s: dict[str, list[float]] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raise ServiceFailed if a service has ended."""
@@ -188,33 +192,35 @@ class RunningServer:
 
     def keep_up(self, now_s: float) -> str | None:
         """
-        Restart the executor if it ended; requests wait for it in the scheduler meanwhile.
+        Restart the executor or the gateway if it ended; requests wait in the scheduler for an
+        executor, and a gateway listens where it did before.
 
         Args:
             now_s: Monotonic time in seconds.
 
         Returns:
-            A line for the user about the restart; None = both services run.
+            A line for the user about the restart; None = all services run.
 
         Raises:
-            ServiceFailed: Another service ended, or the executor ended over a wrong setting or
-                model, or more than RESTARTS times within RESTARTS_WITHIN_S.
+            ServiceFailed: The scheduler ended, or another service over a wrong setting or model,
+                or more than RESTARTS times within RESTARTS_WITHIN_S.
         """
-        executor, *others = self.services
-        for service in others:
-            service.check()
-        try:
-            executor.check()
-        except ServiceFailed as failure:
-            recent_s = [at_s for at_s in self._restarts_s if now_s - at_s < RESTARTS_WITHIN_S]
-            if failure.code is ExitCode.USAGE:
-                raise
-            if len(recent_s) >= RESTARTS:
-                often = f"it was started again {RESTARTS} times in {RESTARTS_WITHIN_S:g} s before"
-                raise ServiceFailed(f"{failure.line}; {often}", failure.code) from None
-            executor.restart()
-            self._restarts_s = [*recent_s, now_s]
-            return f"{failure.line}; starting it again"
+        for service in sorted(self.services, key=lambda one: one.name in RESTARTED):
+            try:
+                service.check()
+            except ServiceFailed as failure:
+                if service.name not in RESTARTED or failure.code is ExitCode.USAGE:
+                    raise
+                before_s = self._restarts_s.get(service.name, [])
+                recent_s = [at_s for at_s in before_s if now_s - at_s < RESTARTS_WITHIN_S]
+                if len(recent_s) >= RESTARTS:
+                    often = (
+                        f"it was started again {RESTARTS} times in {RESTARTS_WITHIN_S:g} s before"
+                    )
+                    raise ServiceFailed(f"{failure.line}; {often}", failure.code) from None
+                service.restart()
+                self._restarts_s[service.name] = [*recent_s, now_s]
+                return f"{failure.line}; starting it again"
         return None
 
     def stop(self, grace_s: float) -> None:
@@ -328,6 +334,7 @@ def _start_gateway(server: RunningServer, plan: LocalServer, deadline_s: float) 
     gateway = Service("gateway", "tandem_openai_gateway", arguments, server.log_folder)
     server.services.append(gateway)
     server.openai_address = _wait_for(server, gateway.addresses, gateway, deadline_s)["address"]
+    gateway.replace(f"--listen={plan.openai_listen}", f"--listen={server.openai_address}")
 
 
 def from_this_machine(address: str) -> str:

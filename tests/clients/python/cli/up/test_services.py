@@ -211,6 +211,26 @@ class TestKeepUp:
 
         assert ExitCode.USAGE == failed.value.code
 
+    def test_dead_gateway_runs_again_at_its_address(self, server, tmp_path):
+        """
+        A gateway that died runs again, with the port that it got at first, and its restarts are
+        counted apart from the executor's.
+        """
+        gateway = Service("gateway", "sleeper", ["--listen=a:0"], tmp_path)
+        server.services.append(gateway)
+        gateway.replace("--listen=a:0", "--listen=a:1")
+        executor = server.services[0]
+        for _ in range(RESTARTS):
+            for service in (executor, gateway):
+                self.kill(service)
+                said = server.keep_up(0.0)
+                assert f"the {service.name} was killed by SIGKILL (out of memory?); " in said
+        assert None is server.keep_up(0.0)
+        assert "--listen=a:1" in psutil.Process(gateway.process.pid).cmdline()
+        self.kill(gateway)
+        with pytest.raises(ServiceFailed, match=r"the gateway was killed .* again 3 times"):
+            server.keep_up(0.0)
+
     def test_dead_scheduler_is_not_started_again(self, server):
         """
         The scheduler owns the requests: its death is an error.

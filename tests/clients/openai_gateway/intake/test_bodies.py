@@ -1,0 +1,281 @@
+"""Bodies of requests: their sizes, the time they may take, and keys that are checked before them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from starlette.requests import Request
+
+from tandem.errors import ERROR_BY_REASON, QueueFull
+from tandem_openai_gateway.answering import requests_of
+from tandem_openai_gateway.api.body import IN_THREAD_BYTES, Bodies
+from tandem_openai_gateway.api.chat import MAX_MESSAGES, MAX_TOOLS
+from tandem_openai_gateway.api.common import MAX_PROMPTS
+from tandem_openai_gateway.api.completion import read_completion
+from tandem_openai_gateway.errors import ApiError
+from tandem_openai_gateway.served_model import KEY_KNOWN_S, MAX_KEYS, KnownKeys
+from tests.clients.openai_gateway.serving import gateway
+from tests.clients.python.fake_server import PATIENCE_S, Act
+
+BODY = {"model": "fake", "prompt": "hi"}
+UNAUTHENTICATED = ERROR_BY_REASON["UNAUTHENTICATED"]
+HI = [{"role": "user", "content": "hi"}]
+
+
+async def answered_half_way(url: str, headers: str, part: bytes = b"") -> bytes:
+    """Send the head of a request and a part of its body; return the head of the answer."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"POST /v1/completions HTTP/1.1\r\nhost: a\r\n{headers}\r\n".encode() + part)
+    try:
+        return await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
+    finally:
+        writer.close()
+
+
+class Sent:
+    """A request whose parts arrive when the test says so."""
+
+    def __init__(self) -> None:
+        self._parts: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()
+        self.request = Request({"type": "http", "method": "POST", "headers": []}, self._receive)
+
+    def send(self, part: bytes, *, more: bool = True) -> None:
+        """Let a part arrive."""
+        self._parts.put_nowait((part, more))
+
+    async def is_read(self) -> None:
+        """Wait until all parts were taken."""
+        await self._parts.join()
+
+    async def _receive(self):
+        body, more = await self._parts.get()
+        self._parts.task_done()
+        return {"type": "http.request", "body": body, "more_body": more}
+
+
+async def refusal(reading) -> ApiError:
+    with pytest.raises(ApiError) as refused:
+        await reading
+    return refused.value
+
+
+class TestKeysBeforeBodies:
+    def test_wrong_key_is_refused_before_the_body_arrives(self, url, server):
+        """
+        A request whose key is wrong is 401 while its body has not arrived.
+        """
+        server.seen.model_error = UNAUTHENTICATED("x")
+        head = asyncio.run(answered_half_way(url, "content-length: 100\r\n"))
+        assert head.startswith(b"HTTP/1.1 401 ")
+
+    @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+    def test_questions_about_tokens_ask_for_a_key_first(self, http, server, path):
+        """
+        A wrong key is refused before a body that is no JSON.
+        """
+        server.seen.model_error = UNAUTHENTICATED("x")
+        assert 401 == http.post(path, content=b"{").status_code
+
+    def test_key_that_was_let_in_is_known(self, http, server):
+        """
+        A key that a scheduler let in is not asked about with each request; another one is.
+        """
+        key, other = ({"authorization": f"Bearer {name}"} for name in ("key", "other"))
+        assert 200 == http.post("/v1/completions", json=BODY, headers=key).status_code
+        server.seen.model_error = UNAUTHENTICATED("x")
+        assert 200 == http.post("/v1/completions", json=BODY, headers=key).status_code
+        assert 401 == http.post("/v1/completions", json=BODY, headers=other).status_code
+        assert 401 == http.post("/v1/completions", json=BODY).status_code
+
+    def test_known_keys_end(self):
+        """
+        A key is asked about again after a while, and the oldest gives way to more than are kept.
+        """
+        now_s = 0.0
+        keys = KnownKeys(lambda: now_s)
+        names = [(("authorization", f"Bearer {at}"),) for at in range(MAX_KEYS + 1)]
+        for name in names[:-1]:
+            keys.note(name)
+        assert keys.knows(names[0])
+        keys.note(names[-1])
+        assert (False, True, True) == tuple(keys.knows(names[at]) for at in (0, 1, -1))
+        now_s = KEY_KNOWN_S
+        assert not keys.knows(names[-1])
+
+
+class TestSizes:
+    def test_length_over_the_limit_is_refused_at_once(self, server):
+        """
+        A body whose length is over the limit is 413 while none of it has arrived.
+        """
+        with gateway(server.address, max_body_bytes=64) as url:
+            head = asyncio.run(answered_half_way(url, "content-length: 65\r\n"))
+        assert head.startswith(b"HTTP/1.1 413 ")
+
+    def test_body_without_a_length_is_bounded(self, server):
+        """
+        A body in chunks is 413 once more than the limit of it has arrived, whatever is to come.
+        """
+        chunk = b"41\r\n" + b" " * 65 + b"\r\n"
+        with gateway(server.address, max_body_bytes=64) as url:
+            head = asyncio.run(answered_half_way(url, "transfer-encoding: chunked\r\n", chunk))
+        assert head.startswith(b"HTTP/1.1 413 ")
+
+    def test_message_that_no_scheduler_takes_is_413(self):
+        """
+        Ids that are a short body and a message over the schedulers' limit are refused here.
+        """
+        asked = read_completion(b'{"prompt": [1, 2, 3]}')
+        (request,) = requests_of(asked, "id", None)
+        assert [request] == requests_of(asked, "id", request.ByteSize())
+        with pytest.raises(ApiError) as refused:
+            requests_of(asked, "id", request.ByteSize() - 1)
+        assert (413, "request_too_large") == (refused.value.status, refused.value.body.error.code)
+
+    @pytest.mark.parametrize(
+        ("path", "body", "param"),
+        [
+            ("/v1/chat/completions", {"messages": HI * (MAX_MESSAGES + 1)}, "messages"),
+            ("/tokenize", {"messages": HI * (MAX_MESSAGES + 1)}, "messages"),
+            ("/v1/responses", {"input": HI * (MAX_MESSAGES + 1)}, "input"),
+            ("/v1/chat/completions", {"messages": HI, "tools": [{}] * (MAX_TOOLS + 1)}, "tools"),
+            ("/v1/completions", {"prompt": [[1]] * (MAX_PROMPTS + 1)}, "prompt"),
+        ],
+    )
+    def test_long_list_is_refused_before_it_is_built(self, http, server, path, body, param):
+        """
+        A list beyond the scheduler's limits is 400 with its name, and no scheduler sees it.
+        """
+        answer = http.post(path, json=body)
+        assert (400, param) == (answer.status_code, answer.json()["error"]["param"])
+        assert not server.seen.generate + server.seen.tokenized
+
+    @pytest.mark.parametrize(
+        ("body", "param"),
+        [
+            ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
+            ({"chat_template_kwargs": 1}, "chat_template_kwargs"),
+            ({"tools": [{}, None]}, "tools[1]"),
+            ({"tools": ["a"]}, "tools[0]"),
+        ],
+    )
+    def test_what_goes_on_as_json_is_an_object(self, http, body, param):
+        """
+        Tools and arguments of the template that are no objects are refused with their path.
+        """
+        answer = http.post("/v1/chat/completions", json={"messages": HI, **body})
+        assert (400, param) == (answer.status_code, answer.json()["error"]["param"])
+
+    def test_null_and_none_of_them_is_nothing(self, http, server):
+        """
+        Tools and arguments of the template that are null are as if left out.
+        """
+        body = {"messages": HI, "tools": None, "chat_template_kwargs": None}
+        assert 200 == http.post("/v1/chat/completions", json=body).status_code
+        (request,) = server.seen.generate
+        assert not request.chat.tools
+        assert not request.chat.HasField("template_args_json")
+
+    @pytest.mark.parametrize("name", ["tools", "chat_template_kwargs"])
+    def test_text_has_no_tools(self, http, name):
+        """
+        Fields that only conversations have are refused beside a text, as they would be left out.
+        """
+        value = [{}] if name == "tools" else {"a": 1}
+        answer = http.post("/tokenize", json={"prompt": "a", name: value})
+        assert (400, name) == (answer.status_code, answer.json()["error"]["param"])
+
+
+class TestTime:
+    async def test_body_that_does_not_end_is_408(self):
+        """
+        A body that has not arrived in time is refused, its connection is to end, and its bytes are
+        no longer counted.
+        """
+        bodies, sent = Bodies(100, max_held_bytes=60, limit_s=0.01), Sent()
+        sent.send(b" " * 50)
+        error = await refusal(bodies.decoded(sent.request, bytes))
+        assert (408, "close") == (error.status, error.headers["Connection"])
+        sent.send(b" " * 60, more=False)
+        assert b" " * 60 == await bodies.decoded(sent.request, bytes)
+
+
+class TestRoom:
+    async def test_bodies_together_are_bounded(self):
+        """
+        A part of a body for which there is no room is 503 with the time to come again; there is
+        room when another body has been read.
+        """
+        bodies = Bodies(100, max_held_bytes=100)
+        first, second, third = Sent(), Sent(), Sent()
+        reading = asyncio.create_task(bodies.decoded(first.request, bytes))
+        first.send(b"a" * 60)
+        second.send(b"b" * 60, more=False)
+        await first.is_read()
+        error = await refusal(bodies.decoded(second.request, bytes))
+        assert (503, "1") == (error.status, error.headers["Retry-After"])
+        first.send(b"a", more=False)
+        assert b"a" * 61 == await reading
+        third.send(b"c" * 60, more=False)
+        assert b"c" * 60 == await bodies.decoded(third.request, bytes)
+
+    async def test_large_body_leaves_the_event_loop_free(self):
+        """
+        The event loop goes on while a large body is decoded, and the next one waits its turn.
+        """
+        bodies, goes_on, began = Bodies(1 << 20), threading.Event(), []
+        loop, has_begun = asyncio.get_running_loop(), asyncio.Event()
+
+        def decode(body: bytes) -> int:
+            began.append(body[:1])
+            loop.call_soon_threadsafe(has_begun.set)
+            assert goes_on.wait(PATIENCE_S)
+            return len(body)
+
+        readings = []
+        for letter in (b"a", b"b"):
+            sent = Sent()
+            sent.send(letter * IN_THREAD_BYTES, more=False)
+            readings.append(asyncio.create_task(bodies.decoded(sent.request, decode)))
+        await has_begun.wait()
+        assert [b"a"] == began
+        goes_on.set()
+        assert [IN_THREAD_BYTES] * 2 == await asyncio.gather(*readings)
+        bodies.close()
+
+
+class TestHeaders:
+    @pytest.mark.parametrize(("name", "size"), [("authorization", 20_000), ("tracestate", 8_192)])
+    def test_large_header_is_431(self, http, server, name, size):
+        """
+        A key or a trace that no metadata can carry is refused with its name, not as overload.
+        """
+        answer = http.post("/v1/completions", json=BODY, headers={name: "a" * size})
+        assert (431, name) == (answer.status_code, answer.json()["error"]["param"])
+        assert "retry-after" not in answer.headers
+        assert not server.seen.generate
+
+    def test_large_key_that_fits_is_passed_on(self, http, server):
+        """
+        A long key that a scheduler takes arrives there whole.
+        """
+        headers = {"authorization": "a" * 7_000}
+        assert 200 == http.post("/v1/completions", json=BODY, headers=headers).status_code
+        assert headers["authorization"] == server.seen.metadata[0]["authorization"]
+
+
+class TestListsOfPrompts:
+    @pytest.mark.parametrize(("num_prompts", "status"), [(3, 400), (2, 429)])
+    def test_list_over_a_limit_of_requests_never_fits(self, http, server, num_prompts, status):
+        """
+        More prompts than may be in the system at once are 400, as they never fit; fewer that find
+        it full are 429.
+        """
+        full = QueueFull("full", metadata={"limit": "max_tenant_requests", "value": "2"})
+        server.play(Act(accept=False, error=full))
+        answer = http.post("/v1/completions", json=BODY | {"prompt": ["a"] * num_prompts})
+        code = {400: "never_fits", 429: "rate_limit_exceeded"}[status]
+        assert (status, code) == (answer.status_code, answer.json()["error"]["code"])
