@@ -10,7 +10,6 @@ from deploy.models.training.completions import (
 )
 from deploy.models.training.corpus import SourceFile
 from deploy.models.training.loss import unlikelihood_loss
-from deploy.models.training.model import ModelConfig
 from deploy.models.training.refine import (
     Example,
     Mark,
@@ -26,10 +25,8 @@ from deploy.models.training.refine import (
 )
 from deploy.models.training.tokenizer import EOS_ID, train_tokenizer
 from deploy.models.training.train import Trainer
+from tests.deploy.test_training import TINY
 
-TINY = ModelConfig(
-    vocab_size=16, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=2, num_kv_heads=1
-)
 NEWLINE = 9
 GRAM = [2, 3, 4, 5, 6, 7]
 CONTEXT, TEXT, LEARNED, UNLEARNED = Mark

@@ -55,6 +55,21 @@ def small_config(**changes) -> EngineConfig:
     return EngineConfig(**(values | changes))
 
 
+def new_request(
+    handle: int, prompt_len: int, max_tokens: int, arrival_s: float, **changes
+) -> NewRequest:
+    """Return a greedy request with a prompt of its own."""
+    values = {
+        "request_id": f"r{handle}",
+        "handle": handle,
+        "prompt": (np.arange(prompt_len, dtype=np.int32) * 7 + handle * 13) % 50,
+        "sampling": GREEDY,
+        "max_tokens": max_tokens,
+        "arrival_s": arrival_s,
+    }
+    return NewRequest(**(values | changes))
+
+
 def context_of(batch: Batch) -> int:
     """Return the number of tokens that the rows of a step attend to."""
     return int((batch.row_start + batch.row_num_tokens).sum())
@@ -132,17 +147,7 @@ class Rig:
     def submit(self, prompt_len: int = 5, max_tokens: int = 8, **changes) -> int:
         """Submit a request with a prompt of its own; returns the handle of its first choice."""
         handle = self.num_handles
-        new = NewRequest(
-            **{
-                "request_id": f"r{handle}",
-                "handle": handle,
-                "prompt": (np.arange(prompt_len, dtype=np.int32) * 7 + handle * 13) % 50,
-                "sampling": GREEDY,
-                "max_tokens": max_tokens,
-                "arrival_s": self.now,
-            }
-            | changes
-        )
+        new = new_request(handle, prompt_len, max_tokens, self.now, **changes)
         new = self._as_taken(new, self.core.submit(new, self.now))
         self.num_handles += new.num_choices
         for choice in new.live_choices:

@@ -6,8 +6,6 @@ import random
 from collections import defaultdict, deque
 from dataclasses import replace
 
-import numpy as np
-
 from scheduler_svc.core.executor_port import ExecutorPort
 from scheduler_svc.core.request.events import Ended, Failed
 from scheduler_svc.core.request.geometry import ExecutorGeometry
@@ -18,7 +16,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
 from tandem.link.results import StepResult
 from tests.scheduler_svc.core.fake_executor import FakeExecutor, expected_outputs
-from tests.scheduler_svc.core.harness import GREEDY, geometry_of, small_config
+from tests.scheduler_svc.core.harness import geometry_of, new_request, small_config
 
 
 class Engine:
@@ -96,15 +94,7 @@ class FleetRig:
     def submit(self, prompt_len: int = 5, max_tokens: int = 8, **changes) -> int:
         """Submit a request with a prompt of its own; returns the handle of its first choice."""
         handle = self.num_handles
-        values = {
-            "request_id": f"r{handle}",
-            "handle": handle,
-            "prompt": (np.arange(prompt_len, dtype=np.int32) * 7 + handle * 13) % 50,
-            "sampling": GREEDY,
-            "max_tokens": max_tokens,
-            "arrival_s": self.now,
-        }
-        new = NewRequest(**(values | changes))
+        new = new_request(handle, prompt_len, max_tokens, self.now, **changes)
         self.num_handles += new.num_choices
         self.core.submit(new, self.now)
         for choice in range(new.num_choices):

@@ -29,14 +29,6 @@ from tests.scheduler_svc.frontend.identity.credentials import (
 )
 
 
-@pytest.fixture
-async def secured(tmp_path: Path, model_dir: Path) -> AsyncIterator[Frontend]:
-    security = FrontendSecurity(tokens_file=str(write_file(tmp_path)))
-    async with running_frontend(tmp_path, security=security) as frontend:
-        await serve(frontend, model(model_dir))
-        yield frontend
-
-
 def opened(secured: Frontend, token: str | None) -> Stream:
     return Stream(secured.channel, metadata=bearer(token))
 

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
-from scheduler_svc.config.frontend_security import FrontendSecurity
 from scheduler_svc.frontend.request.chat import read_chat
 from scheduler_svc.frontend.text.tokenizer_threads import TokenizerThreads
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.inference.v1 import tokens_pb2
 from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.scheduler_svc.frontend.fake_core import (
-    Frontend,
-    model,
-    running_frontend,
-    serve,
     within,
 )
 from tests.scheduler_svc.frontend.identity.credentials import (
@@ -26,18 +19,9 @@ from tests.scheduler_svc.frontend.identity.credentials import (
     OTHER,
     USER,
     bearer,
-    write_file,
 )
 
 CHAT = {"messages": [{"role": "user", "content": "x"}], "template_args_json": "{}"}
-
-
-@pytest.fixture
-async def secured(tmp_path: Path, model_dir: Path) -> AsyncIterator[Frontend]:
-    security = FrontendSecurity(tokens_file=str(write_file(tmp_path)))
-    async with running_frontend(tmp_path, security=security) as frontend:
-        await serve(frontend, model(model_dir))
-        yield frontend
 
 
 @pytest.fixture
