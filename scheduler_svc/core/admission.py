@@ -36,6 +36,7 @@ from tandem.errors import (
     NeverFits,
     PromptTooLong,
     QueueFull,
+    TandemError,
     TotalTooLong,
 )
 from tandem.wording import counted
@@ -133,7 +134,18 @@ def accept(fleet: Fleet, choices: list[Request], now: float) -> Acceptance:
     )
 
 
-def check_still_fits(limits: Limits, request: Request) -> None:
+def fail_misfits(fleet: Fleet) -> None:
+    """Shorten waiting requests to fit the largest executor, and fail those that it cannot hold."""
+    limits = fleet.largest.limits
+    for request in list(fleet.cell.queue):
+        request.terms.shorten(limits.max_model_len)
+        try:
+            _check_still_fits(limits, request)
+        except TandemError as error:
+            fail(fleet.cell, request, error)
+
+
+def _check_still_fits(limits: Limits, request: Request) -> None:
     """
     Check that a request accepted under other limits can run to its end under these.
 

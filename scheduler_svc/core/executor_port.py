@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scheduler_svc.core import suspension
-from scheduler_svc.core.admission import check_still_fits
+from scheduler_svc.core.admission import fail_misfits
 from scheduler_svc.core.batch.lookahead import lookahead
 from scheduler_svc.core.batch.pausing import num_paused_blocks
 from scheduler_svc.core.batch.planner import plan
@@ -15,10 +15,9 @@ from scheduler_svc.core.faults.refusals import Refusal, lose_refused
 from scheduler_svc.core.listing import slot_columns
 from scheduler_svc.core.output.output_processor import apply_result
 from scheduler_svc.core.request.geometry import ExecutorGeometry, Limits
-from scheduler_svc.core.state.ends import fail
 from scheduler_svc.core.state.fleet import Fleet
+from scheduler_svc.core.state.replica import Replica
 from tandem.engine_config import EngineConfig
-from tandem.errors import TandemError
 from tandem.link.batch import Batch
 from tandem.link.commands import KvMode, Resume, Suspend
 from tandem.link.results import StepResult
@@ -29,13 +28,21 @@ class ExecutorPort:
     One executor of a `Scheduler`.
 
     Each batch that `schedule` returns must be sent, and its result given to `apply`, in order; any
-    number may be in flight. Every `now` is seconds on one clock that never goes back.
+    number may be in flight. Every `now` is seconds on one clock that never goes back. Every method
+    of a port raises InternalError once its executor was detached.
+
+    Attributes:
+        number: Number of the executor.
     """
 
     def __init__(self, fleet: Fleet, number: int) -> None:
         self._fleet = fleet
         self._cell = fleet.cell
-        self._replica = fleet[number]
+        self.number = number
+
+    @property
+    def _replica(self) -> Replica:
+        return self._fleet[self.number]
 
     @property
     def limits(self) -> Limits:
@@ -177,8 +184,8 @@ class ExecutorPort:
         """
         Go on with another, empty executor, as after `executor_lost`.
 
-        With a shorter max_model_len a request ends there with CONTEXT_LIMIT; one that the executor
-        cannot hold fails.
+        With a shorter max_model_len of the largest executor a request ends there with
+        CONTEXT_LIMIT; one that no executor can hold fails.
 
         Raises:
             InvalidConfig, IncompatibleExecutor: As the constructor; nothing was changed then.
@@ -186,13 +193,8 @@ class ExecutorPort:
         limits = Limits.of(config, geometry)
         self._cell.options.check_limits(limits.max_total_tokens, limits.max_model_len)
         self.expire(now)
-        self._replica.start_over(limits)
-        for request in list(self._cell.queue):
-            request.terms.shorten(limits.max_model_len)
-            try:
-                check_still_fits(limits, request)
-            except TandemError as error:
-                fail(self._cell, request, error)
+        self._fleet.replace(self.number, limits)
+        fail_misfits(self._fleet)
 
     def row_owner(self, slot: int, generation: int) -> int | None:
         """Return the handle of the live request that has results with this slot and generation."""

@@ -18,6 +18,7 @@ def check_integrity(fleet: Fleet) -> None:
         InternalError: The first one that does not hold.
     """
     fleet.cell.check_integrity()
+    fleet.check_integrity()
     for replica in fleet:
         replica.check_integrity()
     _check_places(fleet)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler_svc.core import integrity
-from scheduler_svc.core.admission import Acceptance, accept, check
+from scheduler_svc.core.admission import Acceptance, accept, check, fail_misfits
 from scheduler_svc.core.deadlines import next_deadline_s
 from scheduler_svc.core.executor_port import ExecutorPort
 from scheduler_svc.core.listing import RequestRow, list_requests
@@ -59,23 +59,25 @@ class Scheduler(ExecutorPort):
         """Time of the earliest deadline or queue limit; call `schedule` or `expire` then."""
         return next_deadline_s(self._cell)
 
-    def attach(self, number: int, config: EngineConfig, geometry: ExecutorGeometry) -> ExecutorPort:
+    def attach(self, config: EngineConfig, geometry: ExecutorGeometry) -> ExecutorPort:
         """
         Let another, empty executor compute requests too; returns its port.
 
         Raises:
-            InvalidConfig, IncompatibleExecutor: As the constructor, or the number is taken.
+            InvalidConfig, IncompatibleExecutor: As the constructor, or block sizes differ.
         """
-        self._fleet.add(number, Limits.of(config, geometry))
-        return ExecutorPort(self._fleet, number)
+        limits = Limits.of(config, geometry)
+        self._cell.options.check_limits(limits.max_total_tokens, limits.max_model_len)
+        return ExecutorPort(self._fleet, self._fleet.add(limits))
 
     def detach(self, number: int, now: float) -> None:
         """
         Let an executor, but not the first, compute no more. Results in flight will not come; what
-        ran on it waits again with its outputs and goes on elsewhere.
+        ran on it waits again with its outputs and goes on elsewhere; what no other can hold fails.
         """
         self.expire(now)
         self._fleet.remove(number)
+        fail_misfits(self._fleet)
 
     def submit(self, new: NewRequest, now: float) -> Acceptance:
         """

@@ -53,7 +53,7 @@ def is_sibling_computing(slots: SlotTable, request: Request) -> bool:
     return any(
         slots.planned[sibling.place.slot] < sibling.prompt_len
         for sibling in request.siblings
-        if sibling.place.slot is not None and sibling.place.replica == slots.replica
+        if sibling.place.slot is not None and slots.holds(sibling)
     )
 
 
@@ -72,8 +72,9 @@ def find_sibling(slots: SlotTable, request: Request) -> int | None:
     """Return the slot of another choice with its whole prompt sent in earlier batches, if any."""
     for sibling in request.siblings:
         slot = sibling.place.slot
-        is_here = slot is not None and sibling.place.replica == slots.replica
-        if is_here and slots.planned[slot] >= sibling.prompt_len:
+        if slot is None or not slots.holds(sibling):
+            continue
+        if slots.planned[slot] >= sibling.prompt_len:
             return slot
     return None
 

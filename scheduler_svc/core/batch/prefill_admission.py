@@ -135,7 +135,7 @@ def _try_admit(
     request.prefix.share(writers)
     builder.headroom().charge(request)
     cell.queue.take(request, now)
-    cell.bind(request, replica.number)
+    cell.bind(request, slots.replica)
     note_admitted(replica, request)
     request.move(RequestState.PREFILL)
     _note_first_admission(builder, request, prefix, now)

@@ -38,16 +38,16 @@ def welcome(replica: Replica, now: float) -> Iterator[Request]:
 
 def taken_by(replica: Replica) -> Callable[[Request], bool] | None:
     """Return a predicate on requests that could ever run on an executor; None where all can."""
-    return None if len(replica.cell.holders) == 1 else replica.can_ever_take
+    return replica.can_ever_take if replica.cell.has_others() else None
 
 
 def _is_welcome(replica: Replica, request: Request, now: float) -> bool:
     """Return False where a waiting request should be left to another executor, for now."""
-    holders = replica.cell.holders
-    if len(holders) == 1 or now - replica.cell.queue.since_s(request) > PREFERENCE_S:
+    cell = replica.cell
+    if not cell.has_others() or now - cell.queue.since_s(request) > PREFERENCE_S:
+        return True
+    least = cell.least_cost(request, but=replica.slots.replica)
+    if least is None:
         return True
     own = replica.cost(request)
-    if own is None:
-        return True  # What it lacks, admission finds out and deals with.
-    others = (one.cost(request) for number, one in holders.items() if number != replica.number)
-    return not any(cost is not None and cost < own for cost in others)
+    return own is not None and own <= least

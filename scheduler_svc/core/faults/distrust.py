@@ -20,10 +20,10 @@ def distrust(replica: Replica, request: Request, also: AbstractSet[int] = frozen
     Drop from the prefix cache the KV computed by a request with a row error, by the requests that
     share it and by the writers `also`; those that share it start over with only their own KV.
     """
-    culprit = writer_key(replica.number, *request.place.key)
+    culprit = writer_key(replica.slots.replica, *request.place.key)
     sharers = [other for other in replica.cell.requests if culprit in other.prefix.writers]
     # Sharers of what it wrote were admitted to the same executor last.
-    keys = {writer_key(replica.number, *sharer.place.key) for sharer in sharers}
+    keys = {writer_key(replica.slots.replica, *sharer.place.key) for sharer in sharers}
     replica.kv.prefix_cache.forget_written_by({culprit, *keys, *also})
     _index_nothing_of(replica, request)
     for sharer in sharers:

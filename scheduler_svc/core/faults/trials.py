@@ -29,7 +29,11 @@ def hold_trial(replica: Replica) -> None:
 def waiting_for_trial(replica: Replica) -> list[Request]:
     """Return the tried requests that wait for a slot, in order of arrival."""
     tried = [mark.request for mark in replica.cell.suspects.trial.values()]
-    return [request for request in tried if request.state is RequestState.WAITING]
+    return [
+        request
+        for request in tried
+        if request.state is RequestState.WAITING and replica.can_ever_take(request)
+    ]
 
 
 def note_progress(replica: Replica, now: float) -> None:
@@ -40,7 +44,7 @@ def note_progress(replica: Replica, now: float) -> None:
     cleared = suspects.note_progress(
         (mark, int(applied[mark.request.place.slot]))
         for mark in suspects.marks()
-        if mark.request.place.slot is not None and mark.request.place.replica == replica.number
+        if replica.slots.holds(mark.request)
     )
     if not cleared:
         return

@@ -125,6 +125,10 @@ class SlotTable:
         """Return the request that runs in a slot, if any."""
         return self._requests[slot]
 
+    def holds(self, request: Request) -> bool:
+        """Return True while a request has a slot here."""
+        return request.place.slot is not None and request.place.replica == self.replica
+
     def running_requests(self) -> list[Request]:
         """Return the running requests, ordered by slot."""
         return [request for request in self._requests if request is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from scheduler_svc.core.invariants import require
@@ -46,7 +47,6 @@ class Cell:
 
     Attributes:
         options: Options of scheduling.
-        holders: The executors, by number.
         requests: All live requests.
         queue: Those that wait. Each other one is in exactly one place of a `Replica`.
         retry_advice: Advice for refused requests, from how fast requests end.
@@ -61,9 +61,9 @@ class Cell:
     """
 
     __slots__ = (
+        "_holders",
         "counters",
         "events",
-        "holders",
         "latencies",
         "now_s",
         "options",
@@ -78,7 +78,8 @@ class Cell:
 
     def __init__(self, options: CoreOptions) -> None:
         self.options = options
-        self.holders: dict[int, Holder] = {}
+        self._holders: dict[int, Holder] = {}
+        """The executors, by number."""
         self.requests = LiveRequests()
         self.queue = WaitingQueue(options)
         self.retry_advice = RetryAdvice()
@@ -107,33 +108,51 @@ class Cell:
 
     def release(self, request: Request) -> None:
         """Take an ending request out of its place: the queue, or its executor."""
-        holder = self.holders.get(-1 if request.place.replica is None else request.place.replica)
-        if holder is not None:
-            holder.drop(request)
+        number = request.place.replica
+        if number is not None and number in self._holders:
+            self._holders[number].drop(request)
         if request in self.queue:
             self.queue.discard(request)
             self.reopen()
 
     def join(self, number: int, holder: Holder) -> None:
         """Let an executor admit requests from now on."""
-        self.holders[number] = holder
+        self._holders[number] = holder
         self.reopen()
 
     def part(self, number: int) -> None:
         """Let an executor, which holds no request any more, admit none from now on."""
-        del self.holders[number]
+        del self._holders[number]
         self.reopen()
+
+    def check_holders(self, holders: Mapping[int, Holder]) -> None:
+        """
+        Compare the executors that joined with those there are.
+
+        Raises:
+            InternalError: They differ.
+        """
+        require(self._holders == holders, "the cell knows other executors than there are")
+
+    def has_others(self) -> bool:
+        """Return True where there are several executors."""
+        return len(self._holders) > 1
+
+    def least_cost(self, request: Request, *, but: int) -> float | None:
+        """Return the least `Holder.cost` of all executors but one; None where none may admit it."""
+        others = (one.cost(request) for number, one in self._holders.items() if number != but)
+        return min((cost for cost in others if cost is not None), default=None)
 
     def bind(self, request: Request, replica: int) -> None:
         """Note that a request is admitted to an executor; another keeps no copy of its KV."""
         last = request.place.replica
-        if last is not None and last != replica and last in self.holders:
-            self.holders[last].drop(request)
+        if last is not None and last != replica and last in self._holders:
+            self._holders[last].drop(request)
         request.place.bind(replica)
 
     def reopen(self) -> None:
         """Let every executor admit again, as one came or went that may make the difference."""
-        for holder in self.holders.values():
+        for holder in self._holders.values():
             holder.reopen()
 
     def forget(self, request: Request) -> None:
@@ -143,7 +162,7 @@ class Cell:
         self.spend_tokens(request.new, len(request.outputs) - request.terms.num_prior)
         self.retry_advice.note_end(self.now_s)
         if not len(self.requests):
-            for holder in self.holders.values():
+            for holder in self._holders.values():
                 holder.start_afresh()
 
     def spend_tokens(self, new: NewRequest, num_tokens: int) -> None:

@@ -28,9 +28,6 @@ class Replica:
 
     Attributes:
         cell: The requests, shared by all replicas.
-        number: Its number among the replicas of the cell.
-        num_steps: Number of results applied.
-        num_decode_steps: Number of steps planned with decodes.
         limits: Limits in force: what is configured and what this executor can do.
         slots: Running requests, and slots that are yet to be released.
         kv: KV memory.
@@ -55,9 +52,6 @@ class Replica:
         "kv",
         "limits",
         "may_give_way",
-        "num_decode_steps",
-        "num_steps",
-        "number",
         "paused",
         "ratio",
         "room",
@@ -67,9 +61,6 @@ class Replica:
 
     def __init__(self, cell: Cell, limits: Limits, number: int = 0) -> None:
         self.cell = cell
-        self.number = number
-        self.num_steps = 0
-        self.num_decode_steps = 0
         self.limits = limits
         self.slots = SlotTable(limits, 1 + (number << VERSION_SHIFT), replica=number)
         self.kv = KvCache(limits, cell.options, self.slots, number << VERSION_SHIFT)
@@ -123,7 +114,7 @@ class Replica:
 
     def start_afresh(self) -> None:
         """Expect of new requests what was expected at the start, as none is left."""
-        self.ratio.reset(self.num_decode_steps)
+        self.ratio.reset(self.ratio.num_decode_steps)
 
     def note_sent(self, rows: PlannedRows) -> None:
         """Note a batch or command as in flight, behind all others."""
@@ -131,14 +122,14 @@ class Replica:
 
     def note_decodes(self) -> None:
         """Note that a step is planned with decodes."""
-        self.num_decode_steps += 1
+        self.ratio.note_decodes()
         self.cell.counters.decode_steps += 1
 
     def note_result(self) -> None:
         """Note that the oldest batch or command is in flight no longer: its result is applied."""
         self.in_flight.popleft()
         self.cell.counters.compute.steps += 1
-        self.num_steps += 1
+        self.room.note_step()
 
     def let_give_way(self, request: Request) -> None:
         """Let a request that gets a slot lose it to one of better priority."""
@@ -236,12 +227,12 @@ class Replica:
             self.wait_again(request)
         self.in_flight.clear()
         for request in cell.requests:
-            if request.place.replica == self.number:
+            if request.place.replica == self.slots.replica:
                 request.prefix.forget_writers()
             if limits.block_size != self.limits.block_size:
                 request.forget_digests()
         self.limits = limits
-        self.slots = SlotTable(limits, self.slots.next_version(), replica=self.number)
+        self.slots = SlotTable(limits, self.slots.next_version(), replica=self.slots.replica)
         self.kv = KvCache(limits, cell.options, self.slots, self.kv.prefix_cache.version + 1)
         self.suspension.note_resumed()
 
@@ -256,8 +247,8 @@ class Replica:
         without_slot = {one.number for one in self.cell.requests if one.place.slot is None}
         self.kv.check_integrity(slots, without_slot)
         slots.check_integrity()
-        self.ratio.check_integrity(self.num_decode_steps)
-        self.room.check_integrity(self.num_steps)
+        self.ratio.check_integrity(self.ratio.num_decode_steps)
+        self.room.check_integrity(self.room.num_steps)
         self.suspension.check_integrity(len(slots.live) - slots.num_free())
         require(slots.num_running <= self.limits.max_running, "more slots run than max_batch_size")
         require(slots.num_running > 0 or not self.is_full, "none runs and none may be admitted")
@@ -297,10 +288,10 @@ class Replica:
         """Check that what this executor has is of requests that were admitted here last."""
         for request in self.cell.requests:
             has_copy = self.kv.host.copy_of(request.number) is not None
-            is_bound = request.place.replica == self.number
+            is_bound = request.place.replica == self.slots.replica
             require(is_bound or not has_copy, "an executor has a copy of another one's request")
         found = [*self.slots.running_requests(), *self.draining.values()]
-        is_here = all(request.place.replica == self.number for request in found)
+        is_here = all(request.place.replica == self.slots.replica for request in found)
         require(is_here, "an executor runs a request that was admitted to another")
 
     def _note_preempted(self, request: Request, kind: EventKind, detail: str) -> None:

@@ -56,7 +56,7 @@ def small_config(**changes) -> EngineConfig:
 
 
 def new_request(
-    handle: int, prompt_len: int, max_tokens: int, arrival_s: float, **changes
+    handle: int, prompt_len: int, max_tokens: int, arrival_s: float, /, **changes
 ) -> NewRequest:
     """Return a greedy request with a prompt of its own."""
     values = {

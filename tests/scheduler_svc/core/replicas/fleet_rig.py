@@ -69,14 +69,14 @@ class FleetRig:
         self.ended: dict[int, Ended] = {}
         self.failed: dict[int, Failed] = {}
         self.num_handles = 0
-        for number, geometry in enumerate(geometries[1:], start=1):
-            self.attach(number, geometry)
+        for geometry in geometries[1:]:
+            self.attach(geometry)
 
-    def attach(self, number: int, geometry: ExecutorGeometry | None = None) -> None:
+    def attach(self, geometry: ExecutorGeometry | None = None) -> None:
         """Let another executor join."""
         geometry = geometry or geometry_of(self.config)
-        port = self.core.attach(number, self.config, geometry)
-        self.engines[number] = Engine(port, geometry)
+        port = self.core.attach(self.config, geometry)
+        self.engines[port.number] = Engine(port, geometry)
 
     def detach(self, number: int) -> None:
         """Let an executor leave, with whatever it was computing."""

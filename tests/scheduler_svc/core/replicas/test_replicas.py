@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core.request.options import CoreOptions, PreemptionMode
-from tandem.errors import InvalidConfig
+from tandem.errors import InternalError, InvalidConfig, NeverFits
 from tests.scheduler_svc.core.harness import geometry_of, small_config
 from tests.scheduler_svc.core.replicas.fleet_rig import FleetRig
 
@@ -57,10 +57,13 @@ class TestReplicas:
         while rig.core.has_pending_work():
             rig.turn(0)
         rig.submit(prompt=np.append(SHARED, [4]).astype(np.int32))
+        rig.turn(1)
+        assert not rig.engines[1].num_admitted
         for _ in range(40):
             rig.turn(1)
 
         rig.check_outputs()
+        assert 1 == rig.engines[1].num_admitted
 
     def test_a_request_too_long_for_the_small_executor_runs_on_the_large_one(self):
         """Short requests behind it go on at the small one, even when the long one is aged."""
@@ -78,18 +81,40 @@ class TestReplicas:
 
         rig.check_outputs()
 
-    def test_an_executor_of_another_block_size_or_number_is_refused_alone(self):
+    def test_an_executor_of_another_block_size_is_refused_alone(self):
         """The others go on."""
         rig = FleetRig(2)
         handle = rig.submit()
         other = small_config(block_size=8)
         with pytest.raises(InvalidConfig, match="block_size 8 and the others have 4"):
-            rig.core.attach(2, other, geometry_of(other))
-        with pytest.raises(InvalidConfig, match="an executor 1 already"):
-            rig.attach(1)
+            rig.core.attach(other, geometry_of(other))
         rig.run()
 
         assert rig.expected(handle) == rig.outputs[handle]
+
+    def test_a_request_that_only_a_removed_executor_could_hold_fails(self):
+        """Others go on, and a port of the removed one does nothing any more."""
+        config = small_config()
+        small = replace(geometry_of(config), num_blocks=4)
+        rig = FleetRig([small, geometry_of(config)])
+        long, short = rig.submit(prompt_len=30, max_tokens=20), rig.submit(prompt_len=4)
+        rig.turn(1)
+        port = rig.engines[1].port
+        rig.detach(1)
+        assert isinstance(rig.failed[long].error, NeverFits)
+        with pytest.raises(InternalError, match="executor 1 is asked for and was removed"):
+            port.schedule(rig.now)
+        rig.run()
+
+        assert rig.expected(short) == rig.outputs[short]
+
+    def test_a_number_is_not_used_twice(self):
+        """Versions and orders kept for an executor that left are never taken for those of another."""
+        rig = FleetRig(2)
+        rig.detach(1)
+        rig.attach()
+
+        assert [0, 2] == list(rig.engines)
 
     def test_what_ran_on_a_lost_executor_goes_on_elsewhere(self):
         """Requests keep their outputs, and each token comes once."""
@@ -139,7 +164,7 @@ class TestReplicas:
             elif roll < 0.16 and len(rig.engines) > 2:
                 rig.detach(max(rig.engines))
             elif roll < 0.17 and len(rig.engines) < 4:
-                rig.attach(max(rig.engines) + 1)
+                rig.attach()
             else:
                 rig.turn(source.choice(list(rig.engines)))
         rig.run(source)
