@@ -63,12 +63,13 @@ class ServedModel:
 
     async def admit(self, metadata: Metadata) -> None:
         """
-        Have a scheduler look at the key of a request, before its body costs anything.
+        Have a scheduler look at the key of a request, before its body costs anything, and tell its
+        largest message where that is not known, as after a change of the model.
 
         Raises:
             TandemError: The key is refused, or no scheduler answers.
         """
-        if not self._keys.knows(metadata):
+        if self._known is None or not self._keys.knows(metadata):
             await self.ask(metadata)
 
     async def ask(self, metadata: Metadata) -> Model:

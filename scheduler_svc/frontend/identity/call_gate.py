@@ -88,10 +88,11 @@ class TenantGate:
         """Return False while the tenant has to wait; the call that begins is not counted here."""
         if not isinstance(caller, _Tenant) or caller.is_delegate:
             return True
-        if self._shares.has_few(caller.name, caller.weight):
+        takes_place = method in PLACED
+        if self._shares.has_few(caller.name, caller.weight, takes_place=takes_place):
             self._window.guard(caller.name)
             return True
-        num_alike = self._shares.num_alike(takes_place=method in PLACED)
+        num_alike = self._shares.num_alike(takes_place=takes_place)
         if self._window.is_open(caller.name, num_alike):
             return True
         self._has_held = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -24,12 +24,42 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 @dataclass(slots=True)
 class _Tenant:
-    """Calls of one tenant that are being served, and the tenant's weight."""
+    """Calls of one kind and tenant that are being served, and the tenant's weight."""
 
     weight: float
     num_calls: int = 0
-    num_placed: int = 0
-    """Those of them that take a place in the core."""
+
+
+class _Served:
+    """Calls of one kind that are being served."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self._tenants: dict[str, _Tenant] = {}
+        """Tenants with calls."""
+
+    def begin(self, tenant: str, weight: float) -> None:
+        """Count a call of a tenant from now on."""
+        own = self._tenants.setdefault(tenant, _Tenant(weight))
+        own.weight = weight
+        own.num_calls += 1
+        self.num_calls += 1
+
+    def end(self, tenant: str) -> None:
+        """Count a call no more."""
+        own = self._tenants[tenant]
+        self.num_calls -= 1
+        own.num_calls -= 1
+        if not own.num_calls:
+            del self._tenants[tenant]
+
+    def of_tenant(self, tenant: str, weight: float) -> tuple[int, float]:
+        """Return how many calls a tenant has, and its part, by its weight, of those of all."""
+        own = self._tenants.get(tenant)
+        if own is None:
+            return 0, 1.0
+        weights = sum(one.weight for one in self._tenants.values()) - own.weight + weight
+        return own.num_calls, weight / weights
 
 
 class CallShares:
@@ -40,7 +70,8 @@ class CallShares:
     once its message was read, decoded, checked and tokenized, and all tenants' calls wait for that
     together. So while a frontend has as many calls as the core has places, it refuses another call
     of a tenant that has its share of them, from the call's metadata alone. It never refuses one of
-    a tenant with less, nor one that takes no place: such calls only count for who has few.
+    a tenant with less, nor one that takes no place: such calls only count, among themselves, for
+    who has few.
     """
 
     def __init__(self, max_calls: int, clock: Callable[[], float]) -> None:
@@ -51,10 +82,8 @@ class CallShares:
         """
         self._max_calls = max_calls
         self._clock = clock
-        self._num_calls = 0
-        self._num_placed = 0
-        self._tenants: dict[str, _Tenant] = {}
-        """Tenants with calls."""
+        self._placed, self._others = _Served(), _Served()
+        """Calls that take a place in the core, and those that take none."""
         self._advice = RetryAdvice()
         self._num_refused = 0
 
@@ -65,38 +94,34 @@ class CallShares:
         Raises:
             QueueFull: All places are taken, and the tenant has its share of them.
         """
-        if self._num_placed < self._max_calls:
+        num_calls = self._placed.num_calls
+        if num_calls < self._max_calls:
             return
-        own = self._tenants.get(tenant)
-        if own is None or not own.num_placed:
-            return
-        placed = [one for one in self._tenants.values() if one.num_placed]
-        share = max(1, int(self._max_calls * weight / _weights(placed, own, weight)))
-        if own.num_placed < share:
+        num_own, part = self._placed.of_tenant(tenant, weight)
+        share = max(1, int(self._max_calls * part))
+        if num_own < share:
             return
         self._note_refusal()
         raise QueueFull(
-            f"{self._num_placed} calls are being served and max_num_seqs is {self._max_calls}; "
-            f"tenant {tenant!r} has {own.num_placed} of them and a share of {share}: try again "
-            "when one has ended",
+            f"{num_calls} calls are being served and max_num_seqs is {self._max_calls}; "
+            f"tenant {tenant!r} has {num_own} of them and a share of {share}: try again when one "
+            "has ended",
             metadata={"limit": "max_num_seqs", "value": str(self._max_calls)},
             retry_after_s=self._advice.after_ends(1, self._clock()),
         )
 
     def num_alike(self, *, takes_place: bool) -> int:
         """Return how many calls are served that take a place, or how many that take none."""
-        return self._num_placed if takes_place else self._num_calls - self._num_placed
+        return self._of_kind(takes_place=takes_place).num_calls
 
-    def has_few(self, tenant: str, weight: float) -> bool:
+    def has_few(self, tenant: str, weight: float, *, takes_place: bool = True) -> bool:
         """
-        Return whether the tenant has no calls, or less than half of what its weight would give it
-        of those of all.
+        Return whether the tenant has no calls of a kind, or less than half of what its weight would
+        give it of those of all.
         """
-        own = self._tenants.get(tenant)
-        if own is None:
-            return True
-        weights = _weights(self._tenants.values(), own, weight)
-        return 2 * own.num_calls < self._num_calls * weight / weights
+        served = self._of_kind(takes_place=takes_place)
+        num_own, part = served.of_tenant(tenant, weight)
+        return not num_own or 2 * num_own < served.num_calls * part
 
     def begin(self, tenant: str, weight: float, *, takes_place: bool = True) -> None:
         """
@@ -107,24 +132,16 @@ class CallShares:
         """
         if takes_place:
             self.check(tenant, weight)
-        own = self._tenants.setdefault(tenant, _Tenant(weight))
-        own.weight = weight
-        own.num_calls += 1
-        self._num_calls += 1
-        own.num_placed += takes_place
-        self._num_placed += takes_place
+        self._of_kind(takes_place=takes_place).begin(tenant, weight)
 
     def end(self, tenant: str, *, takes_place: bool = True) -> None:
         """Count a call no more that has begun with the same arguments."""
         if takes_place:
             self._advice.note_end(self._clock())
-        own = self._tenants[tenant]
-        self._num_calls -= 1
-        own.num_calls -= 1
-        own.num_placed -= takes_place
-        self._num_placed -= takes_place
-        if not own.num_calls:
-            del self._tenants[tenant]
+        self._of_kind(takes_place=takes_place).end(tenant)
+
+    def _of_kind(self, *, takes_place: bool) -> _Served:
+        return self._placed if takes_place else self._others
 
     def _note_refusal(self) -> None:
         if not self._num_refused:
@@ -134,8 +151,3 @@ class CallShares:
     def _log_refusals(self) -> None:
         _log.info("calls_refused", num_calls=self._num_refused, limit="max_num_seqs")
         self._num_refused = 0
-
-
-def _weights(tenants: Iterable[_Tenant], own: _Tenant, weight: float) -> float:
-    """Return the weights of tenants together, that of `own`, one of them, as it is now."""
-    return sum(one.weight for one in tenants) - own.weight + weight

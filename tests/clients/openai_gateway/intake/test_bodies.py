@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 from starlette.requests import Request
@@ -15,7 +16,7 @@ from tandem_openai_gateway.api.chat import MAX_MESSAGES, MAX_TOOLS
 from tandem_openai_gateway.api.common import MAX_PROMPTS
 from tandem_openai_gateway.api.completion import read_completion
 from tandem_openai_gateway.errors import ApiError
-from tandem_openai_gateway.served_model import KEY_KNOWN_S, MAX_KEYS, KnownKeys
+from tandem_openai_gateway.served_model import KEY_KNOWN_S, MAX_KEYS, KnownKeys, ServedModel
 from tests.clients.openai_gateway.serving import gateway
 from tests.clients.python.fake_server import PATIENCE_S, Act
 
@@ -104,6 +105,28 @@ class TestKeysBeforeBodies:
         assert (False, True, True) == tuple(keys.knows(names[at]) for at in (0, 1, -1))
         now_s = KEY_KNOWN_S
         assert not keys.knows(names[-1])
+
+
+class TestServedModel:
+    def test_largest_message_is_asked_for_again_after_a_change_of_the_model(self):
+        """
+        A key that is known does not hide that the limit of the new model is not.
+        """
+        limits = iter([100, 200])
+
+        class Schedulers:
+            async def get_model(self, _metadata):
+                return SimpleNamespace(revision="a", max_request_bytes=next(limits))
+
+        async def largest() -> list[int | None]:
+            served = ServedModel(Schedulers())
+            await served.admit(())
+            first = served.max_request_bytes
+            served.note(SimpleNamespace(model_revision="b"))
+            await served.admit(())
+            return [first, served.max_request_bytes]
+
+        assert [100, 200] == asyncio.run(largest())
 
 
 class TestSizes:

@@ -112,25 +112,27 @@ async def test_tenant_has_few_below_half_of_its_share(shares_of_four):
     assert [True] == few(shares_of_four, "polite")
 
 
-async def test_calls_without_a_place_count_for_who_has_few(shares_of_four):
+async def test_calls_without_a_place_count_among_themselves(shares_of_four):
     """
-    Calls that take no place are never refused and refuse none, but a tenant with many of them has
-    not few.
+    Calls that take no place are never refused and refuse none. A tenant with many of them has not
+    few of these, and yet few of the others; one with many of the others has few of these.
     """
     for _ in range(9):
-        shares_of_four.begin("greedy", 1.0, takes_place=False)
-    shares_of_four.begin("polite", 1.0)
-    assert [True, False] == few(shares_of_four, "polite", "greedy")
-    assert (1, 9) == tuple(shares_of_four.num_alike(takes_place=takes) for takes in (True, False))
-    for _ in range(3):
-        assert not is_refused(shares_of_four, "polite")
-        shares_of_four.begin("polite", 1.0)
-    assert is_refused(shares_of_four, "polite")
-    assert not is_refused(shares_of_four, "greedy")
+        shares_of_four.begin("asking", 1.0, takes_place=False)
     shares_of_four.begin("polite", 1.0, takes_place=False)
+    for _ in range(4):
+        assert not is_refused(shares_of_four, "greedy")
+        shares_of_four.begin("greedy", 1.0)
+    assert is_refused(shares_of_four, "greedy")
+    assert not is_refused(shares_of_four, "asking")
+    assert (4, 10) == tuple(shares_of_four.num_alike(takes_place=takes) for takes in (True, False))
+    has_few = shares_of_four.has_few
+    assert (True, False) == tuple(has_few(one, 1.0) for one in ("asking", "greedy"))
+    questions = [has_few(one, 1.0, takes_place=False) for one in ("asking", "greedy", "polite")]
+    assert [False, True, True] == questions
     for _ in range(9):
-        shares_of_four.end("greedy", takes_place=False)
-    assert [True] == few(shares_of_four, "greedy")
+        shares_of_four.end("asking", takes_place=False)
+    assert has_few("asking", 1.0, takes_place=False)
 
 
 async def test_many_refusals_take_one_line_of_the_log(shares_of_four, monkeypatch):
