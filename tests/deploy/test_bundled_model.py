@@ -252,6 +252,43 @@ class TestCard:
 
         assert f"{measured:.3f} bits per byte" in card
 
+    def test_evaluated_model_meets_its_aims(self):
+        """
+        Of fifty completions as recommended, thirty parse and none loops; text costs few bits.
+        """
+        evaluation = json.loads((FOLDER / "evaluation.json").read_text())
+        recommended = evaluation["completions"][-1]
+
+        assert 50 == recommended["prompts"] == len(recommended["texts"])
+        assert recommended["cut"] >= 30
+        assert recommended["loop"] == 0
+        assert evaluation["bits_per_byte"]["overall"] < 0.969
+
+    def test_recorded_counts_are_those_of_the_recorded_texts(self):
+        """
+        The counts of each row are the sums of the verdicts on its completions.
+        """
+        rows = json.loads((FOLDER / "evaluation.json").read_text())["completions"]
+
+        for row in rows:
+            verdicts = [(text["clean"], text["cut"], text["loops"]) for text in row["texts"]]
+            told = (row["clean"], row["cut"], row["loop"])
+            assert told == tuple(map(sum, zip(*verdicts, strict=True)))
+
+    def test_card_shows_the_first_ten_completions_in_order(self):
+        """
+        The transcripts are those of the first ten prompts as recommended, whatever their verdict.
+        """
+        row = json.loads((FOLDER / "evaluation.json").read_text())["completions"][-1]
+        card = (FOLDER / "README.md").read_text()
+        shown = re.findall(
+            r"^`([^`]+:\d+)`: (clean|cut|does not parse)(, loops)?$", card, re.MULTILINE
+        )
+
+        assert [text["prompt"] for text in row["texts"][:10]] == [place for place, *_ in shown]
+        for text in row["texts"][:10]:
+            assert text["completion"].rstrip() in card
+
     def test_no_completion_repeats_training_text(self):
         """
         The recorded completions share no run of 40 tokens with the training text.

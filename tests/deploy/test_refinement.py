@@ -7,10 +7,13 @@ from deploy.models.training.completions import (
     Completion,
     Prompt,
     choose_prompts,
+    training_heads,
+    validation_heads,
 )
 from deploy.models.training.corpus import SourceFile
 from deploy.models.training.loss import unlikelihood_loss
 from deploy.models.training.refine import (
+    SAMPLINGS,
     Example,
     Mark,
     Rows,
@@ -18,10 +21,10 @@ from deploy.models.training.refine import (
     batches_of,
     examples,
     pack,
+    parse_arguments,
     repeated,
+    samplings_of,
     step,
-    training_heads,
-    validation_heads,
 )
 from deploy.models.training.tokenizer import EOS_ID, train_tokenizer
 from deploy.models.training.train import Trainer
@@ -67,6 +70,18 @@ class TestHeads:
 
         names = sorted(head.location.partition(":")[0] for head in found)
         assert [f"a/{number}.py" for number in (0, 2, 4, 6, 8) for _ in range(3)] == names
+
+    def test_later_run_goes_on_after_the_heads_of_earlier_ones(self, files):
+        """
+        Skipping as many heads as were completed gives the very next ones, and past the end none.
+        """
+        tokenizer = train_tokenizer(file.text for file in files)
+
+        first = list(training_heads(files, tokenizer))
+        rest = list(training_heads(files, tokenizer, skipped=4))
+
+        assert first[4:] == rest
+        assert [] == list(training_heads(files, tokenizer, skipped=len(first)))
 
     def test_validation_prompts_are_held_out_and_not_evaluated(self, files):
         """
@@ -142,6 +157,29 @@ class TestExamples:
         found = examples([looping, good] * 4, NEWLINE)
 
         assert [False] * 4 + [True] * 2 == [UNLEARNED in example.marks for example in found]
+
+
+class TestRounds:
+    def test_rounds_after_the_last_sample_as_it_does(self):
+        """
+        Each round has its own ways of sampling, and those of the last serve all later ones.
+        """
+        count = len(SAMPLINGS)
+
+        assert list(SAMPLINGS) == [samplings_of(number) for number in range(count)]
+        assert SAMPLINGS[-1] == samplings_of(count) == samplings_of(count + 5)
+
+    def test_run_starts_at_the_first_round_unless_told(self):
+        """
+        Without options a run is the first; a later one says what came before it, and its rate.
+        """
+        required = ["--work=w", "--from-model=m", "--export=e"]
+        later = ["--first-round=2", "--skip-heads=5400", "--peak=0.05"]
+
+        first, third = parse_arguments(required), parse_arguments([*required, *later])
+
+        assert (0, 0, 0.08) == (first.first_round, first.skip_heads, first.peak)
+        assert (2, 5400, 0.05) == (third.first_round, third.skip_heads, third.peak)
 
 
 class TestRows:

@@ -1,9 +1,9 @@
 """
-Fifty completions of held-out functions: prompts, generation and the rules that judge them.
+Completions of functions: prompts, generation and the rules that judge them.
 
-A prompt is one held-out function from its ``def`` to the line before its first statement,
-docstring included, dedented. The text judged is prompt plus completion. When the token limit
-stopped the model, the last line is dropped, as it may be incomplete. Then:
+A prompt is one function, in the evaluation a held-out one, from its ``def`` to the line before its
+first statement, docstring included, dedented. The text judged is prompt plus completion. When the
+token limit stopped the model, the last line is dropped, as it may be incomplete. Then:
 
 * ``clean``: the whole text is valid Python, except that it may end before an open construct is
   finished. No invalid part is cut away.
@@ -21,6 +21,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from tokenizers import Tokenizer
@@ -32,6 +33,10 @@ from .tokenizer import BOS_ID, EOS_ID
 
 PROMPTS = 50
 PROMPTS_PER_FILE = 2
+HEADS_PER_FILE = 4
+MAX_TRAINING_PROMPT_LEN = 360
+MAX_VALIDATION_PROMPT_LEN = 400
+VALIDATION_HEADS = 150
 MAX_PROMPT_LINES = 40
 MIN_BODY_LINES = 4
 MIN_STATEMENTS = 3
@@ -117,6 +122,41 @@ def heads(file: SourceFile) -> Iterator[Prompt]:
         text = textwrap.dedent("".join(head))
         if text.startswith(("def ", "async def ")):
             yield Prompt(location=f"{file.name}:{node.lineno}", text=text)
+
+
+def training_heads(
+    files: list[SourceFile], tokenizer: Tokenizer, skipped: int = 0
+) -> Iterator[Prompt]:
+    """Yield distinct heads of functions of training files, without the first ``skipped``."""
+    return islice(_training_heads(files, tokenizer), skipped, None)
+
+
+def _training_heads(files: list[SourceFile], tokenizer: Tokenizer) -> Iterator[Prompt]:
+    """Yield some heads of each training file, files by their hash."""
+    seen: set[str] = set()
+    train = (file for file in files if not file.is_held_out)
+    for file in sorted(train, key=lambda file: digest(file.name)):
+        found = [head for head in _by_hash(heads(file)) if head.text not in seen]
+        fitting = _fitting(found, tokenizer, MAX_TRAINING_PROMPT_LEN)
+        for head in islice(fitting, HEADS_PER_FILE):
+            seen.add(head.text)
+            yield head
+
+
+def validation_heads(files: list[SourceFile], tokenizer: Tokenizer) -> list[Prompt]:
+    """Return heads of held-out functions other than those of the evaluation, by their hash."""
+    evaluated = {prompt.location for prompt in choose_prompts(files)}
+    held_out = (head for file in files if file.is_held_out for head in heads(file))
+    others = _by_hash(head for head in held_out if head.location not in evaluated)
+    return list(islice(_fitting(others, tokenizer, MAX_VALIDATION_PROMPT_LEN), VALIDATION_HEADS))
+
+
+def _by_hash(found: Iterable[Prompt]) -> list[Prompt]:
+    return sorted(found, key=lambda head: digest(head.location))
+
+
+def _fitting(found: list[Prompt], tokenizer: Tokenizer, max_len: int) -> Iterator[Prompt]:
+    return (head for head in found if len(tokenizer.encode(head.text).ids) <= max_len)
 
 
 def digest(location: str) -> bytes:

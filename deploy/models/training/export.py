@@ -32,10 +32,10 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
 )
 
-RECOMMENDED = Sampling(temperature=0.6, min_p=0.1, repetition_penalty=1.1, frequency_penalty=0.5)
+RECOMMENDED = Sampling(temperature=0.6, min_p=0.1, frequency_penalty=0.3)
 """
 Default sampling params of requests, chosen on held-out heads other than the evaluated ones: of
-those under which 60 % of the completions parsed, the ones under which fewest looped. Some loop.
+those under which no completion of 3,000 looped, the ones under which most parsed.
 """
 
 

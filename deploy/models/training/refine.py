@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
@@ -34,14 +34,13 @@ from .completions import (
     Completion,
     Prompt,
     Sampling,
-    choose_prompts,
-    digest,
-    heads,
     is_clean,
     is_cut_clean,
     loops,
+    training_heads,
+    validation_heads,
 )
-from .corpus import SourceFile, collect
+from .corpus import collect
 from .evaluate import NEW_TOKENS
 from .export import RECOMMENDED, export
 from .loss import head_loss, unlikelihood_loss
@@ -58,16 +57,17 @@ SAMPLINGS = (
         Sampling(temperature=0.6, min_p=0.15, repetition_penalty=1.0, frequency_penalty=0.4),
         Sampling(temperature=0.7, min_p=0.1, repetition_penalty=1.0, frequency_penalty=0.3),
     ),
+    (
+        Sampling(temperature=0.6, min_p=0.15, frequency_penalty=0.3),
+        Sampling(temperature=0.7, min_p=0.1),
+    ),
 )
 """
 Ways of sampling in each round, which take turns; rounds after these sample as the last. A model
-that was refined once ends its text by itself more often, and wants smaller penalties.
+that was refined once ends its text by itself more often, and wants smaller penalties. The last
+round also samples without any, so that the repetitions that penalties hide are unlearned as well.
 """
 MAX_REPEATS = 2
-HEADS_PER_FILE = 4
-MAX_TRAINING_PROMPT_LEN = 360
-MAX_VALIDATION_PROMPT_LEN = 400
-VALIDATION_HEADS = 150
 VALIDATION_SEED = 1000
 TEXT_ROWS = 3
 SAMPLE_ROWS = 5
@@ -174,32 +174,9 @@ def encoded(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     return [BOS_ID, *tokenizer.encode(prompt.text).ids]
 
 
-def training_heads(files: list[SourceFile], tokenizer: Tokenizer) -> Iterator[Prompt]:
-    """Yield distinct heads of functions, some of each training file, files by their hash."""
-    seen: set[str] = set()
-    train = (file for file in files if not file.is_held_out)
-    for file in sorted(train, key=lambda file: digest(file.name)):
-        found = [head for head in _by_hash(heads(file)) if head.text not in seen]
-        fitting = _fitting(found, tokenizer, MAX_TRAINING_PROMPT_LEN)
-        for head in islice(fitting, HEADS_PER_FILE):
-            seen.add(head.text)
-            yield head
-
-
-def validation_heads(files: list[SourceFile], tokenizer: Tokenizer) -> list[Prompt]:
-    """Return heads of held-out functions other than those of the evaluation, by their hash."""
-    evaluated = {prompt.location for prompt in choose_prompts(files)}
-    held_out = (head for file in files if file.is_held_out for head in heads(file))
-    others = _by_hash(head for head in held_out if head.location not in evaluated)
-    return list(islice(_fitting(others, tokenizer, MAX_VALIDATION_PROMPT_LEN), VALIDATION_HEADS))
-
-
-def _by_hash(found: Iterable[Prompt]) -> list[Prompt]:
-    return sorted(found, key=lambda head: digest(head.location))
-
-
-def _fitting(found: list[Prompt], tokenizer: Tokenizer, max_len: int) -> Iterator[Prompt]:
-    return (head for head in found if len(tokenizer.encode(head.text).ids) <= max_len)
+def samplings_of(number: int) -> tuple[Sampling, ...]:
+    """Return the ways of sampling in a round, which are counted from 0."""
+    return SAMPLINGS[min(number, len(SAMPLINGS) - 1)]
 
 
 def repeated(ids: list[int]) -> list[int]:
@@ -301,14 +278,18 @@ def step(trainer: Trainer, text: Rows, samples: Rows, factor: float) -> list[flo
 
 
 def train_round(
-    trainer: Trainer, batches: Batches, found: list[Example], random: np.random.Generator
+    trainer: Trainer,
+    batches: Batches,
+    found: list[Example],
+    random: np.random.Generator,
+    peak: float,
 ) -> None:
     """Train once on the examples of a round, at rates that rise shortly and fall to zero."""
     order = random.permutation(len(found))
     rows = pack([found[number] for number in order], SHORT_LEN + 1)
     steps = len(rows.ids) // SAMPLE_ROWS
     for number, samples in enumerate(batches_of(rows, SAMPLE_ROWS)):
-        factor = PEAK * min((number + 1) / WARMUP_STEPS, 1.0) * (1 - number / steps)
+        factor = peak * min((number + 1) / WARMUP_STEPS, 1.0) * (1 - number / steps)
         inputs, targets = batches.take(SHORT_LEN, TEXT_ROWS)
         ids = torch.cat([inputs, targets[:, -1:]], dim=1)
         text = Rows(ids=ids, marks=torch.full_like(ids, Mark.TEXT))
@@ -332,17 +313,20 @@ def scores(samples: list[Sample]) -> str:
     return " ".join([f"samples={len(samples)}", *parts, f"mean_len={np.mean(lengths):.0f}"])
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Return the options of the command line."""
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options of a command line, by default of the process's own."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder of training files")
     parser.add_argument("--from-model", type=Path, required=True, help="exported weights")
     parser.add_argument("--export", type=Path, required=True, help="folder for the new weights")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--samples", type=int, default=3000, help="completions per round")
+    parser.add_argument("--first-round", type=int, default=0, help="rounds of earlier runs")
+    parser.add_argument("--skip-heads", type=int, default=0, help="heads that these completed")
+    parser.add_argument("--peak", type=float, default=PEAK, help="share of train's peak rates")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 def main() -> None:
@@ -365,15 +349,17 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     (newline_id,) = tokenizer.encode("\n").ids
     files = collect()
-    prompts, validation = training_heads(files, tokenizer), validation_heads(files, tokenizer)
+    prompts = training_heads(files, tokenizer, arguments.skip_heads)
+    validation = validation_heads(files, tokenizer)
     export(trainer.model, folder)
     for number in range(arguments.rounds):
         chosen = list(islice(prompts, arguments.samples))
         first_seed = number * arguments.samples
-        samplings = SAMPLINGS[min(number, len(SAMPLINGS) - 1)]
+        samplings = samplings_of(arguments.first_round + number)
         samples = Sampler(folder).sample(chosen, samplings, first_seed)
         print(f"round={number} {scores(samples)}", flush=True)
-        train_round(trainer, batches, examples(samples, newline_id), random)
+        found = examples(samples, newline_id)
+        train_round(trainer, batches, found, random, arguments.peak)
         export(trainer.model, folder)
         trainer.write_record(folder)
         judged = Sampler(folder).sample(validation, (RECOMMENDED,), VALIDATION_SEED)
