@@ -43,8 +43,8 @@ type Client struct {
 // take turns among the servers that live. Options of gRPC win over its own: plain text, pings after
 // 30 s of silence with 10 s for the answer, answers of up to 64 MiB.
 func New(targets []string, retry RetryPolicy, options ...grpc.DialOption) (*Client, error) {
-	if len(targets) == 0 {
-		return nil, fmt.Errorf("tandem: no target")
+	if err := checkTargets(targets); err != nil {
+		return nil, err
 	}
 	pings := keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}
 	reconnect := grpc.ConnectParams{MinConnectTimeout: 5 * time.Second, Backoff: backoff.DefaultConfig}

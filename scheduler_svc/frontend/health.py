@@ -45,6 +45,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # u
     def __init__(self) -> None:
         self._serving: dict[str, bool] = {}
         self._watchers: dict[str, set[asyncio.Event]] = {}
+        self._knows_more = asyncio.Event()
+        """Set when the next name becomes known; then there is another one."""
         self._num_watchers = 0
         self._of_connection: Counter[str] = Counter()
         """Watchers of connections that have some."""
@@ -53,6 +55,9 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # u
         """Change one name's state and wake its watchers."""
         if self._serving.get(name) is serving:
             return
+        if name not in self._serving:
+            self._knows_more.set()
+            self._knows_more = asyncio.Event()
         self._serving[name] = serving
         for changed in self._watchers.get(name, ()):
             changed.set()
@@ -73,7 +78,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # u
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         """
-        Send the state now and at every change; for an unknown name SERVICE_UNKNOWN, and no more.
+        Send the state now and at every change; for an unknown name SERVICE_UNKNOWN, and its state
+        once it is known. A watcher takes one place, whatever its name, and no memory for the name.
 
         Raises:
             InvalidParameter: The request is larger than any name is long.
@@ -91,9 +97,9 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # u
     async def _watch(self, name: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         changed = asyncio.Event()
         if name not in self._serving:
-            # All names are known before a port is open, so that this one stays unknown.
             await context.write(Response(status=self._status(name)))
-            await changed.wait()
+        while name not in self._serving:
+            await self._knows_more.wait()
         watchers = self._watchers.setdefault(name, set())
         watchers.add(changed)
         last = None

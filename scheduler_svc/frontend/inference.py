@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 from scheduler_svc.frontend.batch.item_counts import ItemCounts
 from scheduler_svc.frontend.batch.stream import BatchStream
+from scheduler_svc.frontend.calls.refusal_lines import RefusalLines
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.identity.call_shares import CallShares
 from scheduler_svc.frontend.identity.identity import current_tenant
@@ -38,6 +39,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         max_request_bytes: int,
         max_items: int,
         shares: CallShares,
+        refusals: RefusalLines,
         max_pending_bytes: int,
         scores_prompts: bool,
     ) -> None:
@@ -49,6 +51,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             max_request_bytes: Largest request message.
             max_items: Most items of batches that one connection may have at a time.
             shares: Calls of each tenant, among which items of batches count.
+            refusals: Sums up lines about refused items.
             max_pending_bytes: Most output of one batch that may wait for its client.
             scores_prompts: The core accepts requests for log probabilities of their prompts.
         """
@@ -58,6 +61,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         self._threads = threads
         self._serving = RequestServing(core, threads, clock)
         self._counts = ItemCounts(max_items, shares)
+        self._refusals = refusals
         self._max_pending_bytes = max_pending_bytes
         self._batches: set[BatchStream] = set()
         core.on_change(self._ring_batches)
@@ -86,7 +90,11 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         """Serve many requests on one stream."""
         batch = BatchStream(
-            self._serving, self._counts, context, max_pending_bytes=self._max_pending_bytes
+            self._serving,
+            self._counts,
+            context,
+            refusals=self._refusals,
+            max_pending_bytes=self._max_pending_bytes,
         )
         self._batches.add(batch)
         try:

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from scheduler_svc.config.frontend_security import FrontendSecurity
 from scheduler_svc.executor_client.channel import ExecutorAccess
 from scheduler_svc.frontend.calls.interceptor import ErrorInterceptor
+from scheduler_svc.frontend.calls.refusal_lines import RefusalLines
 from scheduler_svc.frontend.calls.screened_server import CallGate, screened_server
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.health import HealthServicer, publish_health
@@ -81,7 +82,9 @@ async def start_servers(
         AddressInUse: One of them cannot be bound.
         InvalidConfig: One of them is not host:port, or a file of their security cannot be used.
     """
-    errors = ErrorInterceptor(MessageIntake(connection_share=settings.undecoded_share))
+    refusals = RefusalLines()
+    intake = MessageIntake(connection_share=settings.undecoded_share)
+    errors = ErrorInterceptor(intake, refusals)
     health = HealthServicer()
     publish_health(core, health, (INFERENCE, ADMIN))
     threads = TokenizerThreads(
@@ -92,7 +95,7 @@ async def start_servers(
     public_tls, admin_tls = security.public_tls(), security.admin_tls()
     credentials = open_credentials(security, clock)
     shares = CallShares(settings.max_num_seqs, clock)
-    inference = _inference(settings, core, threads, clock, shares)
+    inference = _inference(settings, core, threads, clock, shares=shares, refusals=refusals)
     access = _executor_access(settings)
     operation = AdminServicer(core, access, drain_grace_s=settings.drain_grace_s)
 
@@ -137,7 +140,9 @@ def _inference(
     core: CoreClient,
     threads: TokenizerThreads,
     clock: Callable[[], float],
+    *,
     shares: CallShares,
+    refusals: RefusalLines,
 ) -> InferenceServicer:
     return InferenceServicer(
         core,
@@ -146,6 +151,7 @@ def _inference(
         max_request_bytes=settings.max_message_bytes,
         max_items=settings.max_streams_per_connection,
         shares=shares,
+        refusals=refusals,
         max_pending_bytes=BATCH_BUFFERS * settings.max_pending_bytes,
         scores_prompts=settings.scores_prompts,
     )

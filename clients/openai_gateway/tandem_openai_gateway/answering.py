@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import structlog
@@ -16,11 +17,13 @@ from tandem_openai_gateway.answers.format import AnswerFormat, Head, comment
 from tandem_openai_gateway.answers.output import ChoiceOutput, Output, WholeOutput
 from tandem_openai_gateway.api.body import Bodies
 from tandem_openai_gateway.api.common import Asked
-from tandem_openai_gateway.api.headers import metadata_of
+from tandem_openai_gateway.api.headers import key_of, metadata_of
+from tandem_openai_gateway.api.message_size import check_fits, check_prompt_fits
+from tandem_openai_gateway.api.scheduler_errors import answered, api_error
 from tandem_openai_gateway.client_left import ClientLeft, until_left
 from tandem_openai_gateway.delta_interval import DeltaIntervals
 from tandem_openai_gateway.envelope import JsonResponse
-from tandem_openai_gateway.errors import ApiError, api_error
+from tandem_openai_gateway.errors import ApiError
 from tandem_openai_gateway.metrics import Metrics
 from tandem_openai_gateway.scheduler_calls.batch_call import Metadata
 from tandem_openai_gateway.scheduler_calls.schedulers import Schedulers
@@ -93,9 +96,22 @@ class Answering:
 
         def read(body: bytes) -> tuple[Asked, list[GenerateRequest]]:
             asked = endpoint.read(body)
-            return asked, requests_of(asked, request_id, max_bytes)
+            with answered(asked.naming):
+                requests = requests_of(asked, request_id, max_bytes)
+            return asked.without_prompts(), requests
 
-        asked, requests = await self._bodies.decoded(request, read)
+        async with self._bodies.decoded(request, key_of(metadata), read) as (asked, requests):
+            with answered(asked.naming), self._model.forgetting(metadata):
+                return await self._accepted(endpoint, request, asked, requests, metadata)
+
+    async def _accepted(
+        self,
+        endpoint: Endpoint,
+        request: Request,
+        asked: Asked,
+        requests: Sequence[GenerateRequest],
+        metadata: Metadata,
+    ) -> Answer:
         name = await self._model.check(asked.model, metadata)
         output = self._output(requests, metadata)
         try:
@@ -108,12 +124,18 @@ class Answering:
             raise
         self._model.note(started)
         head = Head(
-            request_id=request_id,
+            request_id=request.scope["tandem.request_id"],
             created_s=int(time.time()),
             model=name,
             fingerprint=started.model_revision,
         )
-        return Answer(asked, endpoint.form(head, asked), output, self._metrics)
+        return Answer(
+            asked,
+            endpoint.form(head, asked),
+            output,
+            self._metrics,
+            forgetting=lambda: self._model.forgetting(metadata),
+        )
 
     def _output(self, requests: Sequence[GenerateRequest], metadata: Metadata) -> Output:
         interval_s = self._intervals.begin(len(requests))
@@ -134,22 +156,20 @@ def requests_of(asked: Asked, request_id: str, max_bytes: int | None) -> list[Ge
         max_bytes: Size of the largest message that the schedulers take; None = not known.
 
     Raises:
-        ApiError: One is larger; gRPC would refuse it as if it could come again.
+        ApiError: One is larger.
         InvalidParameter: A value cannot be sent.
     """
     ids = [request_id]
     if len(asked.prompts) > 1:
         ids = [f"{request_id}-{place}" for place in range(len(asked.prompts))]
+    for prompt in asked.prompts:
+        check_prompt_fits(prompt, max_bytes)
     requests = [
         generate_request(prompt, asked.options, one)
         for prompt, one in zip(asked.prompts, ids, strict=True)
     ]
-    if max_bytes is not None and any(one.ByteSize() > max_bytes for one in requests):
-        raise ApiError(
-            413,
-            f"the message for the scheduler is larger than {max_bytes} bytes: a token id is 4",
-            code="request_too_large",
-        )
+    for request in requests:
+        check_fits(request, max_bytes)
     return requests
 
 
@@ -174,7 +194,25 @@ def never_fits(asked: Asked, full: QueueFull) -> ApiError | None:
 class Answer:
     """Answer of an accepted request, as an ASGI app that sends it."""
 
-    def __init__(self, asked: Asked, form: AnswerFormat, output: Output, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        asked: Asked,
+        form: AnswerFormat,
+        output: Output,
+        metrics: Metrics,
+        *,
+        forgetting: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """
+        Args:
+            asked: What the request asks for.
+            form: Form of the answer.
+            output: Output to answer with.
+            metrics: Metrics to count its tokens in.
+            forgetting: Makes a block that has the key of the request forgotten if that is why it
+                fails.
+        """
+        self._forgetting = forgetting
         self._asked = asked
         self._form = form
         self._output = output
@@ -195,8 +233,9 @@ class Answer:
         whole = WholeOutput(
             [[ChoiceOutput() for _ in range(num_choices)] for _ in self._asked.prompts]
         )
-        async for place, event in self._output.events():
-            whole.add(place, event)
+        with answered(self._asked.naming), self._forgetting():
+            async for place, event in self._output.events():
+                whole.add(place, event)
         self._metrics.output_tokens.inc(sum(one.output_tokens for one in whole.usages))
         await JsonResponse(self._form.whole(whole))(scope, receive, send)
 
@@ -206,10 +245,11 @@ class Answer:
 
         await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
         try:
-            await self._write_events(write)
+            with self._forgetting():
+                await self._write_events(write)
         except TandemError as error:
             _log.warning("stream_failed", reason=error.reason, why=error.message)
-            await write(self._form.failed(api_error(error).body))
+            await write(self._form.failed(api_error(error, self._asked.naming).body))
         await write(b"", more=False)
 
     async def _write_events(self, write: Callable[[bytes], Awaitable[None]]) -> None:

@@ -16,7 +16,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem.errors import TandemError
-from tandem_openai_gateway.errors import ApiError, api_error
+from tandem_openai_gateway.api.scheduler_errors import api_error
+from tandem_openai_gateway.errors import ApiError
 from tandem_openai_gateway.metrics import Metrics
 
 ID_HEADER = b"x-request-id"

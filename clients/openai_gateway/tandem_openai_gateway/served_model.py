@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from tandem.error_codes import Unauthenticated
+from tandem.errors import TandemError
+from tandem_openai_gateway.api.headers import key_of
 from tandem_openai_gateway.errors import ApiError
 from tandem_openai_gateway.scheduler_calls.batch_call import Metadata
 from tandem_openai_gateway.scheduler_calls.schedulers import Schedulers
@@ -30,19 +33,19 @@ class KnownKeys:
 
     def knows(self, metadata: Metadata) -> bool:
         """Return True if the key of these headers was let in; having none counts as a key."""
-        return self._clock() < self._until_s.get(_hash_of(metadata), 0.0)
+        return self._clock() < self._until_s.get(key_of(metadata), 0.0)
 
     def note(self, metadata: Metadata) -> None:
         """Note that a scheduler has let a key in."""
-        key = _hash_of(metadata)
+        key = key_of(metadata)
         self._until_s.pop(key, None)
         self._until_s[key] = self._clock() + KEY_KNOWN_S
         if len(self._until_s) > MAX_KEYS:
             del self._until_s[next(iter(self._until_s))]
 
-
-def _hash_of(metadata: Metadata) -> bytes:
-    return hashlib.sha256(dict(metadata).get("authorization", "").encode()).digest()
+    def forget(self, metadata: Metadata) -> None:
+        """Have a scheduler asked about a key again; one that is not known is left so."""
+        self._until_s.pop(key_of(metadata), None)
 
 
 class ServedModel:
@@ -79,7 +82,8 @@ class ServedModel:
         Raises:
             TandemError: No scheduler answers.
         """
-        self._known = await self._schedulers.get_model(metadata)
+        with self.forgetting(metadata):
+            self._known = await self._schedulers.get_model(metadata)
         self._keys.note(metadata)
         return self._known
 
@@ -106,6 +110,16 @@ class ServedModel:
                 code="model_not_found",
             )
         return model.name
+
+    @contextmanager
+    def forgetting(self, metadata: Metadata) -> Iterator[None]:
+        """Forget the key of a request if this block fails as a scheduler does not know it."""
+        try:
+            yield
+        except TandemError as error:
+            if error.reason == Unauthenticated.reason:
+                self._keys.forget(metadata)
+            raise
 
     def note(self, started: Started) -> None:
         """Forget the name if the schedulers have changed the model."""

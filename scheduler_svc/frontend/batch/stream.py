@@ -13,6 +13,7 @@ from scheduler_svc.frontend.batch.item import Item
 from scheduler_svc.frontend.batch.item_counts import ItemCounts
 from scheduler_svc.frontend.calls.call_id import call_id, start_call
 from scheduler_svc.frontend.calls.failures import typed_failure
+from scheduler_svc.frontend.calls.refusal_lines import RefusalLines
 from scheduler_svc.frontend.identity.access import claim
 from scheduler_svc.frontend.identity.identity import current_caller
 from scheduler_svc.frontend.intake.connection import connection_of
@@ -49,6 +50,7 @@ class BatchStream:
         counts: ItemCounts,
         context: Context,
         *,
+        refusals: RefusalLines,
         max_pending_bytes: int,
     ) -> None:
         """
@@ -56,11 +58,13 @@ class BatchStream:
             serving: Serves the requests.
             counts: Numbers of items in flight of all connections and tenants.
             context: The call.
+            refusals: Sums up lines about refused calls, of which an item is one.
             max_pending_bytes: Most output of all items that may wait for the client.
         """
         self._serving = serving
         self._counts = counts
         self._context = context
+        self._refusals = refusals
         self._connection = connection_of(context.peer(), self)
         self._caller = current_caller.get()
         self._write = SharedWrite(max_pending_bytes)
@@ -174,7 +178,7 @@ class BatchStream:
                     self._write.inboxes.discard(output.inbox)
         except Exception as error:  # noqa: BLE001  # a bug costs one item only, and is logged
             item.request_id = call_id()
-            item.fail(typed_failure(error, METHOD))
+            item.fail(typed_failure(error, METHOD, self._refusals))
         finally:
             if item.is_ended or item.failure is None:
                 self._leave(item)
@@ -238,7 +242,7 @@ class BatchStream:
             return item.events()
         except Exception as error:  # noqa: BLE001  # a bug costs one item only, and is logged
             context = item.log_context or contextvars.copy_context()
-            item.fail(context.run(typed_failure, error, METHOD))
+            item.fail(context.run(typed_failure, error, METHOD, self._refusals))
             return item.events()
 
     def _note_sent(self, events: list[tuple[bytes, Item]]) -> None:

@@ -28,14 +28,18 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
     reach it as bytes, so that it bounds what is decoded.
     """
 
-    def __init__(self, intake: MessageIntake | None = None) -> None:
+    def __init__(
+        self, intake: MessageIntake | None = None, refusals: RefusalLines | None = None
+    ) -> None:
         """
         Args:
             intake: Decoder of requests, the same for all servers of a process; None for one of its
                 own.
+            refusals: Sums up lines about refused calls, also those that items of calls need; None
+                for one of its own.
         """
         self._intake = intake or MessageIntake()
-        self._refusals = RefusalLines()
+        self._refusals = refusals or RefusalLines()
 
     async def intercept_service(
         self,

@@ -72,6 +72,13 @@ class CallShares:
     of a tenant that has its share of them, from the call's metadata alone. It never refuses one of
     a tenant with less, nor one that takes no place: such calls only count, among themselves, for
     who has few.
+
+    A call counts once, however many choices and log probabilities it asks for: that is not known
+    before it is read, and it takes no more of what is shared here, which is the way of a message to
+    the core. Afterwards the core counts every choice, for `max_num_seqs`, the queue and the
+    tenant's own limits alike, so that a tenant has no more of them by asking for many at once; and
+    output that a client has not read is bounded for all choices of a call, or all items of a batch,
+    together (`max_pending_bytes`), with its log probabilities.
     """
 
     def __init__(self, max_calls: int, clock: Callable[[], float]) -> None:

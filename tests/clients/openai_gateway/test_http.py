@@ -38,7 +38,7 @@ class TestTokens:
             ("/tokenize", {"prompt": "a", "add_special_tokens": False}, "add_special_tokens"),
             ("/tokenize", {"prompt": "a", "model": "other"}, "model"),
             ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
-            ("/detokenize", {"tokens": [2**40]}, "prompt"),
+            ("/detokenize", {"tokens": [2**40]}, "tokens"),
         ],
     )
     def test_bad_question_is_refused(self, http, path, body, param):

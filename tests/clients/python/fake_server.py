@@ -377,7 +377,7 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
             default_sampling=sampling_of(nothing_asked),
             default_stopping=stopping_of(nothing_asked),
             capabilities=model_pb2.ModelCapabilities(text=has_text, chat=has_text, logprobs=True),
-            max_request_bytes=1 << 24,
+            max_request_bytes=self._seen.max_request_bytes,
             max_complete_bytes=1 << 21,
         )
 

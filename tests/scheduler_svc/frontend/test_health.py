@@ -103,6 +103,41 @@ async def test_unknown_name_is_answered_and_not_kept(health):
     assert 0 == health._num_watchers
 
 
+async def test_unknown_name_that_becomes_known_is_told(health):
+    """
+    A watcher of an unknown name hears of it once it is known, and of its changes, as the health
+    protocol says; other names that become known do not reach it.
+    """
+    watcher = Watcher()
+    async with watching(health, [Watcher()]):
+        watch = asyncio.create_task(health.Watch(UNKNOWN_REQUEST, watcher))
+        assert UNKNOWN == await within(watcher.statuses.get())
+        health.set("another", True)
+        for is_serving, status in ((False, NOT_SERVING), (True, SERVING)):
+            health.set(UNKNOWN_REQUEST.service, is_serving)
+            assert status == await within(watcher.statuses.get())
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+    assert {} == health._watchers
+
+
+async def test_watchers_of_unknown_names_are_bounded(health):
+    """
+    Watchers of unknown names take the places of their connection as others do.
+    """
+    limit = health_module.MAX_WATCHERS_OF_CONNECTION
+    watchers = [Watcher() for _ in range(limit)]
+    watches = [asyncio.create_task(health.Watch(UNKNOWN_REQUEST, one)) for one in watchers]
+    for watcher in watchers:
+        assert UNKNOWN == await within(watcher.statuses.get())
+    with pytest.raises(QueueFull):
+        await health.Watch(UNKNOWN_REQUEST, Watcher())
+    for watch in watches:
+        watch.cancel()
+    await asyncio.gather(*watches, return_exceptions=True)
+    assert 0 == health._num_watchers
+
+
 async def test_large_request_to_watch_is_refused(health):
     """
     A request that would take more memory for as long as its call than a name does is refused.

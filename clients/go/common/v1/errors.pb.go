@@ -63,9 +63,10 @@ const (
 	// where that helps. Settings of the scheduler: max_num_seqs, max_queued_requests, max_queued_tokens,
 	// max_tenant_requests, max_tenant_queued_tokens, tenant_tokens_per_minute. Limits that the request brings:
 	// queue_limit_s, and deadline, that of the call, which its turn would come after. Limits of a server process:
-	// max_waiting_prompts that wait to be tokenized, max_undecoded_bytes of large messages, memory for a message. Limits
-	// of a connection: max_items_in_flight, and undecoded_share, its part of max_undecoded_bytes. Of an executor:
-	// lasting_calls, its health watchers and reflection streams. More limits may be added.
+	// max_waiting_prompts that wait to be tokenized, max_undecoded_bytes of large messages, memory for a message,
+	// lasting_calls: health watchers, and at an executor reflection streams with them. Limits of a connection:
+	// max_items_in_flight, undecoded_share, its part of max_undecoded_bytes, and lasting_calls, its health watchers at a
+	// scheduler. More limits may be added.
 	ErrorReason_ERROR_REASON_QUEUE_FULL ErrorReason = 20
 	// RESOURCE_EXHAUSTED with RetryInfo. KV use is over memory_threshold and the engine refuses instead of queueing.
 	ErrorReason_ERROR_REASON_MEMORY_PRESSURE ErrorReason = 21

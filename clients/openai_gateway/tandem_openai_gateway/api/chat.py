@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from tandem_openai_gateway.api.common import Asked, GenerationFields, asked, read_body
+from tandem_openai_gateway.api.field_names import Naming, renamed
 from tandem_openai_gateway.api.refused import unsupported
 from tandem_openai_gateway.errors import ApiError
 from tandem_openai_gateway.upstream import Prompt
@@ -87,7 +88,17 @@ def read_chat(body: bytes) -> Asked:
     }
     if fields.max_completion_tokens is not None:
         options["max_tokens"] = fields.max_completion_tokens
-    return asked(fields, (Prompt(messages=messages),), options=options)
+    prompt = Prompt(messages=messages)
+    return asked(fields, (prompt,), options=options, naming=_naming(fields))
+
+
+def _naming(fields: ChatFields) -> Naming:
+    names = {"prompt": "messages"}
+    if fields.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    if fields.top_logprobs is not None:
+        names["logprobs"] = "top_logprobs"
+    return lambda name: renamed(name, names)
 
 
 def message_of(message: Message, where: str) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import msgspec
 
+from tandem_openai_gateway.api.field_names import Naming, unchanged
 from tandem_openai_gateway.api.refused import refuse_unsupported
 from tandem_openai_gateway.errors import ApiError
 from tandem_openai_gateway.upstream import Prompt
@@ -76,7 +77,8 @@ class Asked:
 
     Attributes:
         model: Name of the model; None = any.
-        prompts: Prompts, at least one; each is a Tandem request of its own.
+        prompts: Prompts, at least one; each is a Tandem request of its own. Empty ones stand for
+            those that are not kept.
         num_choices: Choices of each prompt.
         options: Options of the Tandem requests, by the client's names.
         is_streamed: True for server-sent events.
@@ -86,6 +88,7 @@ class Asked:
         prompt_logprobs: Likeliest tokens to tell with each token of the prompt, in vLLM's form;
             None = not in that form.
         repeated: Fields of the request that the answer repeats.
+        naming: Tells how the request names fields, for errors about them.
     """
 
     model: str | None
@@ -98,6 +101,17 @@ class Asked:
     echoes: bool = False
     prompt_logprobs: int | None = None
     repeated: Mapping[str, Any] = field(default_factory=dict)
+    naming: Naming = unchanged
+
+    def without_prompts(self) -> Asked:
+        """
+        Return what is kept of the request once its messages are built: of the prompts only their
+        number, unless the answer repeats them.
+        """
+        if self.echoes:
+            return self
+        kept = {"logprobs": self.options.get("logprobs")}
+        return replace(self, prompts=(Prompt(),) * len(self.prompts), options=kept)
 
 
 def read_body(body: bytes, fields: type[Fields]) -> Fields:

@@ -13,6 +13,7 @@ from tandem_openai_gateway.api.common import (
     read_body,
     too_many_prompts,
 )
+from tandem_openai_gateway.api.field_names import Naming, renamed
 from tandem_openai_gateway.api.refused import unsupported
 from tandem_openai_gateway.errors import ApiError
 from tandem_openai_gateway.upstream import Prompt
@@ -57,7 +58,21 @@ def read_completion(body: bytes) -> Asked:
         options=options,
         echoes=bool(fields.echo),
         prompt_logprobs=fields.prompt_logprobs,
+        naming=_naming(fields, len(prompts)),
     )
+
+
+def _naming(fields: CompletionFields, num_prompts: int) -> Naming:
+    names = {}
+    if fields.prompt_logprobs is None:
+        names["prompt_logprobs"] = "echo" if fields.logprobs is None else "logprobs"
+
+    def naming(name: str) -> str:
+        # It is not told which of several prompts an index is about.
+        is_of_one = num_prompts > 1 and name.startswith("prompt[")
+        return "prompt" if is_of_one else renamed(name, names)
+
+    return naming
 
 
 def _prompt_logprobs(fields: CompletionFields) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from starlette.requests import Request
 
 from tandem_openai_gateway.errors import ApiError
@@ -38,3 +40,8 @@ def metadata_of(request: Request) -> Metadata:
             code="header_too_large",
         )
     return tuple(found)
+
+
+def key_of(metadata: Metadata) -> bytes:
+    """Return a hash of the key in these headers; those without one have the same."""
+    return hashlib.sha256(dict(metadata).get("authorization", "").encode()).digest()

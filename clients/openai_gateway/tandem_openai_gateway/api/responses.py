@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 import msgspec
 
 from tandem_openai_gateway.api.chat import MAX_MESSAGES, ContentPart, text_of
 from tandem_openai_gateway.api.common import Asked, GenerationFields, asked, read_body
+from tandem_openai_gateway.api.field_names import Naming, renamed
 from tandem_openai_gateway.api.refused import unsupported
 from tandem_openai_gateway.errors import ApiError
 from tandem_openai_gateway.upstream import Prompt
+
+_OF_MESSAGE = re.compile(r"messages\[(\d+)\](.*)")
 
 
 class InputItem(msgspec.Struct, kw_only=True):
@@ -72,7 +76,27 @@ def read_responses(body: bytes) -> Asked:
     options = {"n": None}
     if fields.max_output_tokens is not None:
         fields.max_tokens = fields.max_output_tokens
-    return asked(fields, (Prompt(messages=_messages(fields)),), options=options, repeated=repeated)
+    prompt = Prompt(messages=_messages(fields))
+    return asked(fields, (prompt,), options=options, repeated=repeated, naming=_naming(fields))
+
+
+def _naming(fields: ResponsesFields) -> Naming:
+    names = {"messages": "input", "prompt": "input"}
+    if fields.max_output_tokens is not None:
+        names["max_tokens"] = "max_output_tokens"
+    num_before = 0 if fields.instructions is None else 1
+    is_text = isinstance(fields.input, str)
+
+    def naming(name: str) -> str:
+        found = _OF_MESSAGE.fullmatch(name)
+        if found is None:
+            return renamed(name, names)
+        place = int(found[1]) - num_before
+        if place < 0:
+            return "instructions"
+        return "input" if is_text else f"input[{place}]{found[2]}"
+
+    return naming
 
 
 def _messages(fields: ResponsesFields) -> list[dict[str, Any]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from tandem.inference.v1 import tokens_pb2
 from tandem_openai_gateway.api.chat import (
     Messages,
     RawObject,
@@ -16,8 +18,12 @@ from tandem_openai_gateway.api.chat import (
     tools_of,
 )
 from tandem_openai_gateway.api.common import read_body
+from tandem_openai_gateway.api.field_names import Naming, renamed, unchanged
+from tandem_openai_gateway.api.message_size import check_fits, check_prompt_fits
 from tandem_openai_gateway.api.refused import unsupported
+from tandem_openai_gateway.api.scheduler_errors import answered
 from tandem_openai_gateway.errors import ApiError
+from tandem_openai_gateway.upstream import Prompt, detokenize_request, tokenize_request
 
 
 class TokenizeFields(msgspec.Struct, kw_only=True):
@@ -70,9 +76,40 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     prompt: str
 
 
-def read_tokenize(body: bytes) -> TokenizeFields:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeAsked:
     """
-    Decode and check a question for ids.
+    A question for ids, checked.
+
+    Attributes:
+        model: Name of the model; None = any.
+        request: Message for the scheduler.
+        with_texts: True if the text of each id is told.
+        naming: Tells how the question names fields, for errors about them.
+    """
+
+    model: str | None
+    request: tokens_pb2.TokenizeRequest
+    with_texts: bool
+    naming: Naming
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetokenizeAsked:
+    """A question for the text of ids; attributes as for `TokenizeAsked`."""
+
+    model: str | None
+    request: tokens_pb2.DetokenizeRequest
+    naming: Naming
+
+
+def read_tokenize(body: bytes, max_bytes: int | None) -> TokenizeAsked:
+    """
+    Decode and check a question for ids, and build its message.
+
+    Args:
+        body: Body of the question.
+        max_bytes: Size of the largest message that the schedulers take; None = not known.
 
     Raises:
         ApiError: It cannot be answered.
@@ -89,14 +126,37 @@ def read_tokenize(body: bytes) -> TokenizeFields:
         if is_given and fields.messages is None:
             what = f"{name} has a meaning for a conversation only: give messages"
             raise ApiError(400, what, param=name, code="invalid_parameter")
-    return fields
+    check_prompt_fits(Prompt(text=fields.prompt), max_bytes)
+    naming = unchanged if fields.messages is None else _of_conversation
+    with answered(naming):
+        request = tokenize_request(fields.prompt, fields.options())
+    check_fits(request, max_bytes)
+    return TokenizeAsked(
+        model=fields.model,
+        request=request,
+        with_texts=bool(fields.return_token_strs),
+        naming=naming,
+    )
 
 
-def read_detokenize(body: bytes) -> DetokenizeFields:
+def _of_conversation(name: str) -> str:
+    return renamed(name, {"prompt": "messages"})
+
+
+def _of_ids(name: str) -> str:
+    return renamed(name, {"prompt": "tokens"})
+
+
+def read_detokenize(body: bytes, max_bytes: int | None) -> DetokenizeAsked:
     """
-    Decode a question for the text of ids.
+    Decode a question for the text of ids, and build its message; arguments as `read_tokenize`.
 
     Raises:
         ApiError: It cannot be answered.
     """
-    return read_body(body, DetokenizeFields)
+    fields = read_body(body, DetokenizeFields)
+    check_prompt_fits(Prompt(token_ids=fields.tokens), max_bytes)
+    with answered(_of_ids):
+        request = detokenize_request(fields.tokens, keep_special_tokens=False, model=None)
+    check_fits(request, max_bytes)
+    return DetokenizeAsked(model=fields.model, request=request, naming=_of_ids)

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.errors import TandemError
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
-from tandem.inference.v1 import model_pb2
+from tandem.inference.v1 import model_pb2, tokens_pb2
 from tandem.status import from_rpc_error
 from tandem_client.channel import ChannelOptions
 from tandem_openai_gateway.scheduler_calls.batch_call import BatchCalls, Metadata
@@ -24,10 +24,8 @@ from tandem_openai_gateway.upstream import (
     Model,
     PromptTokens,
     RetryPolicy,
-    detokenize_request,
     is_transient,
     model_from_proto,
-    tokenize_request,
     tokens_from_proto,
 )
 
@@ -224,28 +222,26 @@ class Schedulers:
         return model_from_proto(answer.model)
 
     async def tokenize(
-        self, prompt: str | None, options: Mapping[str, Any], metadata: Metadata
+        self, request: tokens_pb2.TokenizeRequest, metadata: Metadata
     ) -> PromptTokens:
         """
-        Return the ids of a prompt; `options` are those of the client's `tokenize`.
+        Return the ids of a prompt.
 
         Raises:
             TandemError: The prompt cannot be used, or no scheduler answers.
         """
-        request = tokenize_request(prompt, options)
         answer = await self._call(
             lambda stub: stub.Tokenize(request, timeout=MODEL_LIMIT_S, metadata=metadata)
         )
         return tokens_from_proto(answer)
 
-    async def detokenize(self, token_ids: Sequence[int], metadata: Metadata) -> str:
+    async def detokenize(self, request: tokens_pb2.DetokenizeRequest, metadata: Metadata) -> str:
         """
         Return the text of ids.
 
         Raises:
             TandemError: An id is wrong, or no scheduler answers.
         """
-        request = detokenize_request(token_ids, keep_special_tokens=False, model=None)
         answer = await self._call(
             lambda stub: stub.Detokenize(request, timeout=MODEL_LIMIT_S, metadata=metadata)
         )

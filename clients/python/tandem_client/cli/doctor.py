@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -9,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
@@ -25,13 +26,15 @@ from tandem.network.listen_address import unprotected
 from tandem.status import PeerUnavailable
 from tandem.wording import gib
 from tandem_client.admin import AdminClient, is_serving
+from tandem_client.admin.executors import ExecutorState, ExecutorSummary
 from tandem_client.channel import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, ChannelOptions
 from tandem_client.cli.shared import options
 from tandem_client.cli.shared.access import takes_access
+from tandem_client.cli.shared.executor_words import executors_of, meaning_of
 from tandem_client.cli.shared.failures import ExitCode, describe, readable_errors
 from tandem_client.cli.shared.never_ready import why_never
 from tandem_client.cli.shared.protection import protection_of
-from tandem_client.cli.shared.tls_probe import speaks_tls
+from tandem_client.cli.shared.tls_probe import wants_tls
 from tandem_client.cli.shared.unready import why_unready
 from tandem_client.client import Client
 from tandem_client.streams.retry import NO_RETRY
@@ -46,6 +49,13 @@ PARTS = {
     "scheduler": ("pyzmq", "msgspec", "pydantic", "tokenizers", "jinja2"),
     "executor": ("torch", "safetensors", "pydantic"),
 }
+_TO_DO = {
+    ExecutorState.DRAINED: "to let it serve again: tandem executors add {}",
+    ExecutorState.SUSPENDED: "to go on: tandem resume",
+    ExecutorState.CONNECTING: "start it, or remove it: tandem executors remove {}",
+    ExecutorState.SILENT: "see its log",
+}
+"""Advice on an executor that does not serve, by its state; REFUSED has the reason already."""
 PROBE_TORCH = """
 import json, torch
 cuda = torch.cuda.is_available()
@@ -180,7 +190,7 @@ def check_server(
     try:
         ready = is_serving(address, "tandem.ready", timeout_s=TIMEOUT_S, options=channel)
     except TandemError as error:
-        if _wants_tls(error, address, channel):
+        if wants_tls(error, address, is_encrypted=channel.is_encrypted):
             verdict: Literal["warn", "fail"] = "fail" if must_run else "warn"
             yield Finding(verdict, "server", f"{address} speaks TLS", GIVE_CA)
         else:
@@ -191,6 +201,8 @@ def check_server(
         never = why_never(address, channel)
         advice = _advice(admin_address, channel) if never is None else never[0]
         yield Finding("fail", "server", f"{address} answers but is not ready", advice)
+        with contextlib.suppress(TandemError):  # the line above stands for it
+            yield from check_executors(_executors(admin_address, channel))
         return
     yield _check_public_port(address, channel)
     yield from _check_admin_port(admin_address, channel)
@@ -213,11 +225,12 @@ def _check_admin_port(address: str, channel: ChannelOptions) -> Iterator[Finding
         with AdminClient(address, retry=NO_RETRY, options=channel) as admin:
             stats = admin.stats(deadline_s=TIMEOUT_S)
             settings = admin.config(deadline_s=TIMEOUT_S)
+            executors = executors_of(admin, TIMEOUT_S)
     except (Unauthenticated, PermissionDenied) as error:
         yield _refused("admin", address, error, "operate", "its load and its security")
         return
     except (PeerUnavailable, DeadlineExceeded) as error:
-        if _wants_tls(error, address, channel):
+        if wants_tls(error, address, is_encrypted=channel.is_encrypted):
             yield Finding("warn", "admin", f"{address} speaks TLS", GIVE_CA)
         else:
             yield Finding("warn", "admin", f"{address} does not answer", "set --admin-address")
@@ -227,18 +240,29 @@ def _check_admin_port(address: str, channel: ChannelOptions) -> Iterator[Finding
         return
     load = f"{stats.running_requests} running, {stats.waiting_requests} waiting"
     yield Finding("ok", "admin", f"{load}, {stats.used_blocks}/{stats.total_blocks} blocks used")
+    yield from check_executors(executors)
     yield from check_security({one.name: one.value for one in settings})
+
+
+def check_executors(executors: Iterable[ExecutorSummary]) -> Iterator[Finding]:
+    """Check that each executor serves, and say why one does not."""
+    for one in executors:
+        is_well = one.state is ExecutorState.SERVING
+        advice = _TO_DO.get(one.state, "").format(one.address)
+        yield Finding(
+            "ok" if is_well else "warn", f"executor {one.address}", meaning_of(one), advice
+        )
+
+
+def _executors(admin_address: str, channel: ChannelOptions) -> tuple[ExecutorSummary, ...]:
+    with AdminClient(admin_address, retry=NO_RETRY, options=channel) as admin:
+        return executors_of(admin, TIMEOUT_S)
 
 
 def _refused(subject: str, address: str, error: TandemError, role: str, unseen: str) -> Finding:
     """Report a port that answers and wants another credential, which hides only `unseen`."""
     advice = f"to see {unseen}, give a token with the role {role!r}: --api-key, TANDEM_API_KEY"
     return Finding("warn", subject, f"{address} answers: {describe(error)}", advice)
-
-
-def _wants_tls(error: TandemError, address: str, channel: ChannelOptions) -> bool:
-    """Return whether a call in plain text failed because the port speaks TLS."""
-    return isinstance(error, PeerUnavailable) and not channel.is_encrypted and speaks_tls(address)
 
 
 def check_security(settings: Mapping[str, Any]) -> Iterator[Finding]:

@@ -7,7 +7,6 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from starlette.requests import Request
 
 from tandem.errors import ERROR_BY_REASON, QueueFull
 from tandem_openai_gateway.answering import requests_of
@@ -15,8 +14,11 @@ from tandem_openai_gateway.api.body import IN_THREAD_BYTES, Bodies
 from tandem_openai_gateway.api.chat import MAX_MESSAGES, MAX_TOOLS
 from tandem_openai_gateway.api.common import MAX_PROMPTS
 from tandem_openai_gateway.api.completion import read_completion
+from tandem_openai_gateway.api.held_bytes import HeldBytes
+from tandem_openai_gateway.api.tokens import read_detokenize, read_tokenize
 from tandem_openai_gateway.errors import ApiError
 from tandem_openai_gateway.served_model import KEY_KNOWN_S, MAX_KEYS, KnownKeys, ServedModel
+from tests.clients.openai_gateway.intake.sent import Sent, decoded, refusal
 from tests.clients.openai_gateway.serving import gateway
 from tests.clients.python.fake_server import PATIENCE_S, Act
 
@@ -34,33 +36,6 @@ async def answered_half_way(url: str, headers: str, part: bytes = b"") -> bytes:
         return await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
     finally:
         writer.close()
-
-
-class Sent:
-    """A request whose parts arrive when the test says so."""
-
-    def __init__(self) -> None:
-        self._parts: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()
-        self.request = Request({"type": "http", "method": "POST", "headers": []}, self._receive)
-
-    def send(self, part: bytes, *, more: bool = True) -> None:
-        """Let a part arrive."""
-        self._parts.put_nowait((part, more))
-
-    async def is_read(self) -> None:
-        """Wait until all parts were taken."""
-        await self._parts.join()
-
-    async def _receive(self):
-        body, more = await self._parts.get()
-        self._parts.task_done()
-        return {"type": "http.request", "body": body, "more_body": more}
-
-
-async def refusal(reading) -> ApiError:
-    with pytest.raises(ApiError) as refused:
-        await reading
-    return refused.value
 
 
 class TestKeysBeforeBodies:
@@ -90,6 +65,37 @@ class TestKeysBeforeBodies:
         assert 200 == http.post("/v1/completions", json=BODY, headers=key).status_code
         assert 401 == http.post("/v1/completions", json=BODY, headers=other).status_code
         assert 401 == http.post("/v1/completions", json=BODY).status_code
+
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [("/v1/completions", BODY), ("/v1/completions", BODY | {"stream": True})],
+    )
+    def test_key_that_a_scheduler_refuses_is_forgotten_at_once(self, http, server, path, body):
+        """
+        After a scheduler has refused a request for its key, which was known, the next one is
+        refused before its body is read; another key stays known.
+        """
+        key, other = ({"authorization": f"Bearer {name}"} for name in ("key", "other"))
+        for one in (key, other):
+            assert 200 == http.post(path, json=body, headers=one).status_code
+        server.play(Act(accept=False, error=UNAUTHENTICATED("revoked")))
+        assert 401 == http.post(path, json=body, headers=key).status_code
+        server.seen.model_error = UNAUTHENTICATED("revoked")
+        assert 401 == http.post(path, content=b"{", headers=key).status_code
+        assert 400 == http.post(path, content=b"{", headers=other).status_code
+
+    @pytest.mark.parametrize("is_streamed", [True, False])
+    def test_key_that_is_refused_in_the_middle_is_forgotten(self, http, server, is_streamed):
+        """
+        A stream that ends since its key was revoked has the key forgotten, too.
+        """
+        key = {"authorization": "Bearer key"}
+        server.play(Act(error=UNAUTHENTICATED("revoked")))
+        body = BODY | {"stream": is_streamed}
+        status = http.post("/v1/completions", json=body, headers=key).status_code
+        assert (200 if is_streamed else 401) == status
+        server.seen.model_error = UNAUTHENTICATED("revoked")
+        assert 401 == http.post("/v1/completions", content=b"{", headers=key).status_code
 
     def test_known_keys_end(self):
         """
@@ -159,6 +165,53 @@ class TestSizes:
         assert (413, "request_too_large") == (refused.value.status, refused.value.body.error.code)
 
     @pytest.mark.parametrize(
+        ("read", "body"),
+        [
+            (read_tokenize, b'{"prompt": "' + b"a" * 200 + b'"}'),
+            (read_tokenize, b'{"messages": [{"role": "user", "content": "' + b"a" * 200 + b'"}]}'),
+            (read_detokenize, b'{"tokens": [' + b"1," * 50 + b"1]}"),
+        ],
+        ids=["text", "conversation", "ids"],
+    )
+    def test_question_that_no_scheduler_takes_is_413(self, read, body):
+        """
+        A question about tokens is built where its body is decoded, unless its message is over the
+        schedulers' limit.
+        """
+        size = read(body, None).request.ByteSize()
+        assert size == read(body, size).request.ByteSize()
+        with pytest.raises(ApiError) as refused:
+            read(body, size - 1)
+        assert (413, "request_too_large") == (refused.value.status, refused.value.body.error.code)
+
+    @pytest.mark.parametrize("body", [b'{"prompt": "' + b"a" * 200 + b'"}'])
+    def test_prompt_over_the_limit_is_refused_before_its_message_is_built(self, body, monkeypatch):
+        """
+        Where the prompt alone is over the limit no message is made of it.
+        """
+        monkeypatch.setattr("tandem_openai_gateway.api.tokens.tokenize_request", None)
+        with pytest.raises(ApiError) as refused:
+            read_tokenize(body, 100)
+        assert 413 == refused.value.status
+
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/tokenize", {"prompt": "a" * 100_000}),
+            ("/detokenize", {"tokens": [1] * 30_000}),
+            ("/v1/completions", {"prompt": "a" * 100_000}),
+        ],
+    )
+    def test_large_message_is_413_on_every_path(self, http, server, path, body):
+        """
+        A body that is allowed, whose message is not, is 413 and reaches no scheduler.
+        """
+        server.seen.max_request_bytes = 90_000
+        answer = http.post(path, json=body)
+        assert (413, "request_too_large") == (answer.status_code, answer.json()["error"]["code"])
+        assert not server.seen.generate + server.seen.tokenized
+
+    @pytest.mark.parametrize(
         ("path", "body", "param"),
         [
             ("/v1/chat/completions", {"messages": HI * (MAX_MESSAGES + 1)}, "messages"),
@@ -218,33 +271,15 @@ class TestTime:
         A body that has not arrived in time is refused, its connection is to end, and its bytes are
         no longer counted.
         """
-        bodies, sent = Bodies(100, max_held_bytes=60, limit_s=0.01), Sent()
+        bodies, sent = Bodies(100, held=HeldBytes(120), limit_s=0.01), Sent()
         sent.send(b" " * 50)
-        error = await refusal(bodies.decoded(sent.request, bytes))
+        error = await refusal(decoded(bodies, sent))
         assert (408, "close") == (error.status, error.headers["Connection"])
         sent.send(b" " * 60, more=False)
-        assert b" " * 60 == await bodies.decoded(sent.request, bytes)
+        assert b" " * 60 == await decoded(bodies, sent)
 
 
-class TestRoom:
-    async def test_bodies_together_are_bounded(self):
-        """
-        A part of a body for which there is no room is 503 with the time to come again; there is
-        room when another body has been read.
-        """
-        bodies = Bodies(100, max_held_bytes=100)
-        first, second, third = Sent(), Sent(), Sent()
-        reading = asyncio.create_task(bodies.decoded(first.request, bytes))
-        first.send(b"a" * 60)
-        second.send(b"b" * 60, more=False)
-        await first.is_read()
-        error = await refusal(bodies.decoded(second.request, bytes))
-        assert (503, "1") == (error.status, error.headers["Retry-After"])
-        first.send(b"a", more=False)
-        assert b"a" * 61 == await reading
-        third.send(b"c" * 60, more=False)
-        assert b"c" * 60 == await bodies.decoded(third.request, bytes)
-
+class TestThread:
     async def test_large_body_leaves_the_event_loop_free(self):
         """
         The event loop goes on while a large body is decoded, and the next one waits its turn.
@@ -262,7 +297,7 @@ class TestRoom:
         for letter in (b"a", b"b"):
             sent = Sent()
             sent.send(letter * IN_THREAD_BYTES, more=False)
-            readings.append(asyncio.create_task(bodies.decoded(sent.request, decode)))
+            readings.append(asyncio.create_task(decoded(bodies, sent, decode)))
         await has_begun.wait()
         assert [b"a"] == began
         goes_on.set()

@@ -9,6 +9,7 @@ from importlib.metadata import version
 import pytest
 from typer.testing import CliRunner
 
+from tandem.admin.v1 import executors_pb2
 from tandem.error_codes import PermissionDenied, Unauthenticated
 from tandem.errors import InternalError, InvalidModel
 from tandem.network.tls import server_credentials
@@ -16,6 +17,7 @@ from tandem.network.tls_files import ServerTls
 from tandem_client.cli import doctor
 from tandem_client.cli.app import app
 from tests.certificates import Authority
+from tests.clients.python.fake_admin import EXECUTORS
 from tests.clients.python.fake_server import PATIENCE_S, fake_server
 
 SETTINGS = [
@@ -61,6 +63,40 @@ class TestDoctor:
         assert "ok" == findings["server"]["verdict"]
         assert "FakeForCausalLM" in findings["server"]["fact"]
         assert "2 running" in findings["admin"]["fact"]
+
+    def test_each_executor_is_told_of(self, run, server):
+        """
+        A line per executor says whether it serves, and why not: that is a warning where others do.
+        """
+        server.seen.executors = list(EXECUTORS)
+        findings = found_at(server.address, run)
+
+        assert ["ok", "warn"] == [findings[f"executor box:{n}"]["verdict"] for n in (1, 2)]
+        assert "serves (by box:3, which stands by)" == findings["executor box:1"]["fact"]
+        assert "is not used: it serves another model" == findings["executor box:2"]["fact"]
+
+    def test_executors_of_an_unready_server_are_told_of(self, run, server):
+        """
+        A server that is not ready has these lines too, with what to do.
+        """
+        server.set_health("tandem.ready", False)
+        server.seen.executors = [
+            executors_pb2.ExecutorSummary(address="a:1", state="EXECUTOR_STATE_CONNECTING")
+        ]
+        findings = found_at(server.address, run, exit_code=1)
+
+        assert "has not been reached for 0 s" == findings["executor a:1"]["fact"]
+        assert (
+            "start it, or remove it: tandem executors remove a:1"
+            == (findings["executor a:1"]["advice"])
+        )
+
+    def test_older_server_has_no_such_lines(self, run, server):
+        """
+        A server that does not list its executors passes without them.
+        """
+        server.seen.executors = None
+        assert not [one for one in found_at(server.address, run) if one.startswith("executor ")]
 
     @pytest.mark.parametrize("refusal", ["", "scheduler b has taken the executor over"])
     def test_unready_server_fails_with_advice(self, run, server, refusal):

@@ -6,6 +6,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import structlog
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
 
 from scheduler_svc.config.frontend_security import FrontendSecurity
 from tandem.inference.v1 import inference_service_pb2 as pb
@@ -55,6 +58,24 @@ class TestTenants:
         await stream.rest()
         assert "PERMISSION_DENIED" == stream.error(1).reason
         assert [70] == stream.ids(2)
+
+    async def test_refused_items_share_lines_of_the_log(self, secured):
+        """
+        Of many items that are refused for their tenant one has a line of its own: the others are
+        told together, as calls are.
+        """
+        structlog.reset_defaults()
+        with capture_logs(processors=[merge_contextvars]) as logged:
+            stream = opened(secured, USER)
+            await stream.add(*range(1, 51), tenant="globex")
+            await within(stream.call.done_writing())
+            await stream.rest()
+            await until(lambda: [one for one in logged if one["event"] == "calls_refused"])
+        assert {"PERMISSION_DENIED"} == {stream.error(item).reason for item in range(1, 51)}
+        (line,) = [one for one in logged if one["event"] == "call_failed"]
+        assert ("PERMISSION_DENIED", "user") == (line["reason"], line["credential"])
+        (told,) = [one for one in logged if one["event"] == "calls_refused"]
+        assert 49 == told["num_calls"]
 
     async def test_gateway_speaks_for_a_tenant_in_each_item(self, secured):
         """

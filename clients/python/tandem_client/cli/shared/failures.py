@@ -8,16 +8,17 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import typer
 
 from tandem.error_codes import DeadlineExceeded
 from tandem.errors import InvalidConfig, InvalidModel, ModelChanged, OutOfMemory, TandemError
 from tandem.status import PeerUnavailable
+from tandem_client.channel import ChannelOptions
 from tandem_client.cli.shared.exit_codes import EXIT_CODES_HELP, ExitCode
 from tandem_client.cli.shared.screen import remark
-from tandem_client.cli.shared.tls_probe import speaks_tls
+from tandem_client.cli.shared.tls_probe import wants_tls
 
 __all__ = [
     "EXIT_CODES_HELP",
@@ -72,19 +73,19 @@ def exit_code_of(error: TandemError) -> ExitCode:
     return _BY_REASON.get(error.reason, _BY_GRPC_CODE.get(error.code, ExitCode.FAILED))
 
 
-def describe(error: TandemError, address: str | None = None, *, in_plain_text: bool = False) -> str:
+def describe(error: TandemError, address: str | None = None, *, is_encrypted: bool = True) -> str:
     """
     Return one line for the user: the error, and advice if the error itself cannot give it.
 
     Args:
         error: The error.
         address: Address of the server that was called.
-        in_plain_text: True if it was called without TLS, which may be why it was not reached.
+        is_encrypted: False if it was called without TLS, which may be why it was not reached.
     """
     line = " ".join(error.message.split())
+    if wants_tls(error, address, is_encrypted=is_encrypted):
+        return f"{address} does not answer in plain text, as it speaks TLS: give --ca FILE"
     if isinstance(error, PeerUnavailable):
-        if in_plain_text and address is not None and speaks_tls(address):
-            return f"{address} does not answer in plain text, as it speaks TLS: give --ca FILE"
         where = "the server" if address is None else address
         why = line.rsplit(": ", 1)[-1]
         if not any(map(str.isalpha, why)):  # "... Debug Text: )" of a peer that gave no reason
@@ -122,8 +123,8 @@ def readable_errors(command: Callable[Arguments, None]) -> Callable[Arguments, N
         except TandemError as error:
             address = kwargs.get("address")
             where = address if isinstance(address, str) else None
-            in_plain_text = not any(kwargs.get(name) for name in ("ca", "cert", "key"))
-            line = describe(error, where, in_plain_text=in_plain_text)
+            files: Any = {name: kwargs.get(name) or None for name in ("ca", "cert", "key")}
+            line = describe(error, where, is_encrypted=ChannelOptions(**files).is_encrypted)
             raise fail(line, exit_code_of(error)) from None
         except KeyboardInterrupt:
             raise typer.Exit(int(ExitCode.INTERRUPTED)) from None

@@ -5,11 +5,25 @@ from __future__ import annotations
 import socket
 import ssl
 
-from tandem.errors import InvalidConfig
+from tandem.errors import InvalidConfig, TandemError
 from tandem.network.address import host_and_port, without_brackets
+from tandem.status import PeerUnavailable
 
 TIMEOUT_S = 2.0
 """Longest wait for each part of the handshake."""
+
+
+def wants_tls(error: TandemError, address: str | None, *, is_encrypted: bool) -> bool:
+    """
+    Return whether a call failed because it was in plain text and the port speaks TLS.
+
+    Args:
+        error: What it failed with.
+        address: Address that was called; None = not known.
+        is_encrypted: True if the call was encrypted.
+    """
+    was_plain = isinstance(error, PeerUnavailable) and not is_encrypted
+    return was_plain and address is not None and speaks_tls(address)
 
 
 def speaks_tls(address: str) -> bool:

@@ -6,11 +6,12 @@ import ssl
 
 import pytest
 
+from tandem.error_codes import DeadlineExceeded
 from tandem.network.tls import server_credentials
 from tandem.network.tls_files import ServerTls
 from tandem.status import PeerUnavailable
 from tandem_client.cli.shared.failures import describe
-from tandem_client.cli.shared.tls_probe import speaks_tls
+from tandem_client.cli.shared.tls_probe import speaks_tls, wants_tls
 from tests.certificates import Authority
 from tests.clients.python.fake_server import fake_server
 
@@ -52,7 +53,25 @@ def test_refusal_in_words_of_tls_counts(server, monkeypatch, reason, expected):
 
 def test_only_calls_in_plain_text_are_advised(monkeypatch):
     """Advice to give --ca is for calls without it."""
-    monkeypatch.setattr("tandem_client.cli.shared.failures.speaks_tls", lambda _: True)
+    monkeypatch.setattr("tandem_client.cli.shared.tls_probe.speaks_tls", lambda _: True)
     error = PeerUnavailable("Socket closed")
-    assert "give --ca FILE" in describe(error, "a:1", in_plain_text=True)
+    assert "give --ca FILE" in describe(error, "a:1", is_encrypted=False)
     assert "Is it running?" in describe(error, "a:1")
+
+
+@pytest.mark.parametrize(
+    ("error", "address", "is_encrypted", "expected"),
+    [
+        (PeerUnavailable("Socket closed"), "a:1", False, True),
+        (PeerUnavailable("Socket closed"), "a:1", True, False),
+        (PeerUnavailable("Socket closed"), None, False, False),
+        (DeadlineExceeded("late"), "a:1", False, False),
+    ],
+    ids=["plain", "encrypted", "nowhere", "late"],
+)
+def test_port_wants_tls_of_a_call_that_was_not_answered_in_plain_text(
+    monkeypatch, error, address, is_encrypted, expected
+):
+    """A port is asked for TLS only where a call in plain text got no answer."""
+    monkeypatch.setattr("tandem_client.cli.shared.tls_probe.speaks_tls", lambda _: True)
+    assert expected is wants_tls(error, address, is_encrypted=is_encrypted)

@@ -12,6 +12,7 @@ import java.util.*;
 import java.util.concurrent.*;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.*;
+import java.util.regex.Pattern;
 
 /**
  * Client of one or several Tandem servers, which threads may share. Its calls throw {@link
@@ -19,6 +20,8 @@ import java.util.function.*;
  */
 public final class TandemClient implements AutoCloseable {
   private static final AtomicInteger TURNS = new AtomicInteger();
+  private static final Pattern ADDRESS =
+      Pattern.compile("(?:\\[[0-9A-Fa-f:.]+\\]|[^:/\\[\\]]+):(\\d{1,5})");
   private final List<ManagedChannel> servers;
   private final RetryPolicy retry;
   private final Deadline deadline;
@@ -40,13 +43,24 @@ public final class TandemClient implements AutoCloseable {
    */
   public static TandemClient connect(ChannelCredentials credentials,
       Consumer<ManagedChannelBuilder<?>> change, String... targets) {
-    return new TandemClient(Arrays.stream(targets).map(target -> {
+    return new TandemClient(Arrays.stream(targets).map(TandemClient::checked).map(target -> {
       var settings = Grpc.newChannelBuilder(target, credentials).disableRetry()
           .keepAliveTime(30, SECONDS).keepAliveTimeout(10, SECONDS).keepAliveWithoutCalls(true)
           .maxInboundMessageSize(64 << 20); // and pings while it connects: nothing else ends that
       change.accept(settings);
       return settings.build();
     }).toList(), RetryPolicy.DEFAULT, null);
+  }
+
+  /** Refuses what is no HOST:PORT at once: gRPC would dial port 443 or 80 of a host alone. */
+  private static String checked(String target) {
+    var address = ADDRESS.matcher(target);
+    int port = address.matches() ? Integer.parseInt(address.group(1)) : 0;
+    if ((port < 1 || port > 65535) && !target.matches("(unix|dns):.*|[a-z][a-z0-9+.-]*:///.*")) {
+      throw new IllegalArgumentException(
+          "the address \"" + target + "\" is no HOST:PORT, such as 127.0.0.1:50051");
+    }
+    return target;
   }
 
   /** Returns this client with another policy; they share a connection, which either closes. */
