@@ -17,6 +17,7 @@ from scheduler_svc.core.request.options import (
     OnPressure,
     Overlength,
     PreemptionMode,
+    Routing,
     SchedulePolicy,
     StepPriority,
     VictimRule,
@@ -55,6 +56,17 @@ class SchedulingSettings(OptionGroup):
     )
     priority_preemption: bool = Field(
         False, description="a waiting request may take the place of a running one it goes before"
+    )
+    routing: Annotated[str, _choices(Routing), Alias("prefix_caching_coordinator_policy")] = Field(
+        "load_balanced",
+        description="which of several executors a request waits for: the one with the least to do "
+        "for it (load_balanced), that was given most of its prompt (longest_prefix) or its first "
+        "block (first_prefix_block), or each in turn; a short while, then any",
+    )
+    prefix_caching_routing_alpha: float = Field(
+        0.5,
+        description="weight of the prompt against free places under routing longest_prefix, 0 to "
+        "1; 1: the prompt alone",
     )
     enable_prefix_caching: Annotated[bool, Alias("prefix_caching")] = Field(
         True, description="share and keep the KV of equal prefixes"
@@ -174,6 +186,8 @@ class SchedulingSettings(OptionGroup):
             schedule_policy=_policy(self.schedule_policy),
             ageing_s=self.ageing_s,
             priority_preemption=self.priority_preemption,
+            routing=_one_of(Routing, "routing", self.routing),
+            prefix_caching_routing_alpha=self.prefix_caching_routing_alpha,
             prefix_caching=self.enable_prefix_caching,
             eviction=_one_of(
                 Eviction, "prefix_caching_eviction_policy", self.prefix_caching_eviction_policy

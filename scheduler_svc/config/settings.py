@@ -43,6 +43,7 @@ from tandem.settings.schema import (
 )
 
 _DEFAULTS = EngineConfig()
+_NAME = "dns:"
 
 
 class _EngineLimits(OptionGroup):
@@ -84,7 +85,13 @@ class _AddressSettings(OptionGroup):
 
     executor: Addresses = Field(
         "127.0.0.1:50061",
-        description="gRPC address of the executor; several, comma-separated, are tried in turn",
+        description="gRPC address of the executor; several, comma-separated, serve together, as do "
+        "all that dns:///NAME:PORT means, which is looked up again and again",
+    )
+    standby: Addresses | None = Field(
+        None,
+        description="addresses of executors that step in where one of --executor is lost, or other "
+        "addresses of the same executors; empty for none",
     )
     listen: Address = Field(
         "127.0.0.1:50051", description="public gRPC address; port 0 takes a free one"
@@ -166,6 +173,12 @@ class SchedulerSettings(
         description="seconds of silence, or of a stuck step, after which an executor is given up; "
         "one that is back earlier has lost nothing",
     )
+    move_after_s: float = Field(
+        2.0,
+        gt=0,
+        description="seconds of silence after which an executor's requests move, where others "
+        "serve beside it; it starts empty when it is back",
+    )
     ready_grace_s: float = Field(
         2.0,
         gt=0,
@@ -206,8 +219,23 @@ class SchedulerSettings(
 
     @property
     def executor_addresses(self) -> tuple[str, ...]:
-        """Every executor's address, preferred ones first."""
-        return tuple(self.executor.split(","))
+        """Address of each executor that serves, but those that names mean."""
+        return tuple(one for one in self.executor.split(",") if not one.startswith(_NAME))
+
+    @property
+    def executor_names(self) -> tuple[str, ...]:
+        """Names that mean any number of executors, as dns:///NAME:PORT."""
+        return tuple(one for one in self.executor.split(",") if one.startswith(_NAME))
+
+    @property
+    def standby_addresses(self) -> tuple[str, ...]:
+        """Addresses of executors that step in, preferred ones first."""
+        return tuple(self.standby.split(",")) if self.standby else ()
+
+    @property
+    def link_addresses(self) -> tuple[str, ...]:
+        """Every address to which a step link may go."""
+        return (*self.executor.split(","), *self.standby_addresses)
 
     def listen_addresses(self) -> dict[str, str]:
         """Return the addresses to listen on, by setting name, without those set to none."""
@@ -302,8 +330,21 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedSett
     """
     read = read_settings(PROGRAM, argv, environ)
     _check_scheduling(read)
+    _check_standby(read)
     _ = read.settings.executor_tls
     return LoadedSettings(settings=read.settings, sources=read.sources, places=read.places)
+
+
+def _check_standby(read: Loaded[SchedulerSettings]) -> None:
+    settings = read.settings
+    both = sorted(set(settings.executor_addresses) & set(settings.standby_addresses))
+    if both:
+        place = read.places.get("standby", "standby")
+        raise InvalidConfig(
+            f"standby names {both[0]}, which executor names too ({place}): an executor serves or "
+            "stands by",
+            field="standby",
+        )
 
 
 def _check_scheduling(read: Loaded[SchedulerSettings]) -> None:

@@ -122,6 +122,7 @@ def accept(fleet: Fleet, choices: list[Request], now: float) -> Acceptance:
     cell.spend_tokens(new, len(new.prompt))
     for choice in choices:
         cell.accept(choice)
+    fleet.route(choices)
     if cell.options.priority_preemption:
         cell.reopen()
     for choice in choices:
@@ -136,7 +137,7 @@ def accept(fleet: Fleet, choices: list[Request], now: float) -> Acceptance:
 
 def fail_misfits(fleet: Fleet) -> None:
     """Shorten waiting requests to fit the largest executor, and fail those that it cannot hold."""
-    limits = fleet.largest.limits
+    limits = fleet.largest_expected.limits
     for request in list(fleet.cell.queue):
         request.terms.shorten(limits.max_model_len)
         try:

@@ -18,6 +18,7 @@ def end_overdue(cell: Cell, now: float) -> None:
     longer than its caller. A choice whose sibling was admitted goes on waiting.
     """
     cell.note_time(now)
+    cell.router.forget_due(now)
     while (request := cell.requests.expired(now)) is not None:
         finish(cell, request, FinishReason.DEADLINE, now)
     while (request := cell.queue.overdue(now)) is not None:
@@ -31,8 +32,11 @@ def end_overdue(cell: Cell, now: float) -> None:
 
 
 def next_deadline_s(cell: Cell) -> float | None:
-    """Return the earliest time at which `end_overdue` has something to do; None for never."""
-    times = (cell.requests.next_deadline_s, cell.queue.next_overdue_s)
+    """
+    Return the earliest time at which `end_overdue` has something to do, or an executor takes what
+    it left to others; None for never.
+    """
+    times = (cell.requests.next_deadline_s, cell.queue.next_overdue_s, cell.router.next_due_s)
     return min((time_s for time_s in times if time_s is not None), default=None)
 
 

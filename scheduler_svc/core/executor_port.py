@@ -29,7 +29,7 @@ class ExecutorPort:
 
     Each batch that `schedule` returns must be sent, and its result given to `apply`, in order; any
     number may be in flight. Every `now` is seconds on one clock that never goes back. Every method
-    of a port raises InternalError once its executor was detached.
+    of a port but `expire` raises InternalError once its executor was detached.
 
     Attributes:
         number: Number of the executor.
@@ -65,6 +65,29 @@ class ExecutorPort:
         return self._replica.slots.num_running
 
     @property
+    def num_running(self) -> int:
+        """Number of requests that the executor computes, or whose last results are on their way."""
+        return self._replica.slots.num_running + len(self._replica.draining)
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Number of blocks that requests hold; shared ones count once."""
+        return self._replica.kv.pool.num_used
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Number of blocks that are kept for prompts to come and that no request holds."""
+        return self._replica.kv.pool.num_cached
+
+    def close(self) -> None:
+        """
+        Admit no request here any more, as the executor is to be given back: those that run go on,
+        and the others go elsewhere. `use_geometry` opens it again.
+        """
+        self._replica.close()
+        self._fleet.reroute(self.number)
+
+    @property
     def num_paused_blocks(self) -> int:
         """Number of blocks that paused requests hold; shared ones count once."""
         return num_paused_blocks(self._replica)
@@ -83,9 +106,12 @@ class ExecutorPort:
         Plan the next batch; None when there is nothing to send. It may consist of releases alone.
         """
         self.expire(now)
-        if self.is_suspended:
-            return suspension.plan_suspended(self._replica)
-        return plan(self._replica, now)
+        replica = self._replica
+        if replica.is_away:
+            replica.note_back()
+        if replica.suspension.is_in_force:
+            return suspension.plan_suspended(replica)
+        return plan(replica, now)
 
     def lookahead(self, usual_step_s: float) -> int:
         """
@@ -104,7 +130,14 @@ class ExecutorPort:
             SessionLost: It is not the result of that batch; nothing was changed then.
         """
         self._cell.note_time(now)
-        apply_result(self._replica, result, now)
+        replica = self._replica
+        if not self._cell.has_others():
+            apply_result(replica, result, now)
+            return
+        rows = replica.in_flight[0] if replica.in_flight else None
+        apply_result(replica, result, now)
+        if rows is not None:
+            replica.pace.note_step(rows, result.timings)
 
     @property
     def is_suspended(self) -> bool:
@@ -147,7 +180,8 @@ class ExecutorPort:
         may_live: str = "",
     ) -> None:
         """
-        Start over with an empty executor.
+        Start over with an empty executor, which is there once `schedule` is called again. Until
+        then requests are left to others and checked against what those can do, if there are any.
 
         Results in flight will not come. Requests that ran wait again with their outputs, in arrival
         order, ahead of those of their own priority that never ran.
@@ -165,12 +199,18 @@ class ExecutorPort:
                 blamed before `executor_seen` says that it died.
         """
         self.expire(now)
-        lose_executor(self._replica, died_in, now, out_of_memory=out_of_memory, may_live=may_live)
+        replica = self._replica
+        replica.note_away()
+        lose_executor(replica, died_in, now, out_of_memory=out_of_memory, may_live=may_live)
+        self._fleet.reroute(self.number)
 
     def batch_refused(self, refusal: Refusal, now: float) -> None:
         """Start over like `executor_lost`; requests of the refused batch fail by InternalError."""
         self.expire(now)
-        lose_refused(self._replica, refusal)
+        replica = self._replica
+        replica.note_away()
+        lose_refused(replica, refusal)
+        self._fleet.reroute(self.number)
 
     def executor_seen(self, boot_id: str, now: float, *, died: bool) -> None:
         """

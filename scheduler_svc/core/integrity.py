@@ -22,6 +22,7 @@ def check_integrity(fleet: Fleet) -> None:
     for replica in fleet:
         replica.check_integrity()
     _check_places(fleet)
+    _check_quarantine(fleet)
     _check_events(fleet)
 
 
@@ -34,6 +35,18 @@ def _check_places(fleet: Fleet) -> None:
     places = Counter(request.number for request in found)
     live = Counter(request.number for request in cell.requests)
     require(places == live, "a request is in no place or in two")
+
+
+def _check_quarantine(fleet: Fleet) -> None:
+    """Check that requests with marks run on one executor only."""
+    suspects = fleet.cell.suspects
+    number = suspects.quarantine.number
+    numbers = {replica.slots.replica for replica in fleet}
+    require(number is None or number in numbers, "the quarantined executor has left")
+    for mark in suspects.marks():
+        place = mark.request.place
+        is_here = place.slot is None or place.replica == number
+        require(is_here, "a request with a mark runs on another executor than the quarantined one")
 
 
 def _check_events(fleet: Fleet) -> None:

@@ -28,8 +28,8 @@ class Scheduler(ExecutorPort):
     """
     A pure state machine: no clock, no I/O, no randomness, not thread-safe.
 
-    It is itself the port of its first executor, number 0. Every `now` is seconds on one clock that
-    never goes back.
+    It is itself the port of its first executor, number 0; what it does for all executors goes on
+    after that one was detached. Every `now` is seconds on one clock that never goes back.
 
     Raises:
         InvalidConfig: A value of `config` or `options` is out of range.
@@ -55,8 +55,16 @@ class Scheduler(ExecutorPort):
         return len(self._cell.requests)
 
     @property
+    def block_size(self) -> int:
+        """Tokens per KV block, which all executors have in common."""
+        return self._fleet.largest.limits.block_size
+
+    @property
     def next_deadline_s(self) -> float | None:
-        """Time of the earliest deadline or queue limit; call `schedule` or `expire` then."""
+        """
+        Time of the earliest deadline or queue limit, or at which a waiting request is left to no
+        executor any more; ask all for their next plans then, or at least call `expire`.
+        """
         return next_deadline_s(self._cell)
 
     def attach(self, config: EngineConfig, geometry: ExecutorGeometry) -> ExecutorPort:
@@ -72,8 +80,11 @@ class Scheduler(ExecutorPort):
 
     def detach(self, number: int, now: float) -> None:
         """
-        Let an executor, but not the first, compute no more. Results in flight will not come; what
-        ran on it waits again with its outputs and goes on elsewhere; what no other can hold fails.
+        Let an executor compute no more. Results in flight will not come; what ran on it waits again
+        with its outputs and goes on elsewhere; what no other can hold fails.
+
+        Raises:
+            InternalError: It is the only one, or it was detached before.
         """
         self.expire(now)
         self._fleet.remove(number)
@@ -204,8 +215,8 @@ class Scheduler(ExecutorPort):
 
     def waiting_handles(self) -> list[int]:
         """Return the handles of all waiting requests, the next to be admitted first."""
-        cell = self._cell
-        order = cell.queue.in_order(cell.now_s, self._replica.kv.prefixes)
+        cell, first = self._cell, next(iter(self._fleet))
+        order = cell.queue.in_order(cell.now_s, first.kv.prefixes)
         return [request.new.handle for request in order]
 
     def take_events(self) -> CoreEvents:

@@ -14,7 +14,7 @@ flight.
 
 After an executor has died, one step at a time is sent until the requests that may have caused it
 have made progress (see `suspects`): with several in flight it is not always known in which one it
-died.
+died. Of several executors this is so for the one that runs these requests (`quarantine`).
 
 Source: SGLang's overlap scheduler and vLLM's async scheduling plan one step ahead; ours plans as
 far ahead as `run_ahead` says.
@@ -38,7 +38,7 @@ def lookahead(replica: Replica, usual_step_s: float) -> int:
         usual_step_s: Seconds that a step usually takes; 0 while that is not known.
     """
     cell = replica.cell
-    if cell.suspects.is_cautious(cell.counters.compute.steps):
+    if cell.suspects.is_cautious(replica.slots.replica):
         return 1
     options = cell.options
     window, ahead = options.window, options.run_ahead

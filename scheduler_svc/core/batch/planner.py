@@ -15,7 +15,7 @@ row; `max_prefill_share` leaves them a part of every step.
 
 After the executor ran out of memory in a step, steps are smaller than the limits (`step_room`).
 While requests are suspected of killing executors, only those of the current trial run, one step at
-a time (`trials`).
+a time (`trials`); with several executors on one of them, while the others go on (`quarantine`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from scheduler_svc.core.batch.prefills import continue_prefills, use_leftover
 from scheduler_svc.core.batch.priority_preemption import make_way
 from scheduler_svc.core.batch.step_report import report_step
 from scheduler_svc.core.faults.out_of_memory import let_steps_grow
+from scheduler_svc.core.faults.quarantine import settle_quarantine
 from scheduler_svc.core.faults.trials import hold_trial
 from scheduler_svc.core.state.replica import Replica
 from tandem.link.batch import Batch
@@ -38,11 +39,14 @@ from tandem.link.batch import Batch
 def plan(replica: Replica, now: float) -> Batch | None:
     """Plan the next batch; None when there is nothing to send."""
     cell = replica.cell
-    is_trial = cell.suspects.num_suspects > 0
-    if is_trial:
-        if replica.in_flight:
-            return None
-        hold_trial(replica)
+    is_trial = False
+    if cell.suspects.has_marks:
+        settle_quarantine(replica, now)
+        if cell.suspects.num_suspects and cell.suspects.quarantine.number == replica.slots.replica:
+            if replica.in_flight:
+                return None
+            hold_trial(replica)
+            is_trial = bool(cell.suspects.trial)
     let_steps_grow(replica)
     builder = BatchBuilder(replica)
     builder.release_ended()

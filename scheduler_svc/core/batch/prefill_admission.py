@@ -48,7 +48,7 @@ def admit(builder: BatchBuilder, now: float) -> None:
         return
     num_passed = num_sent = 0
     candidates = welcome(replica, now)
-    if cell.suspects.num_suspects:
+    if cell.suspects.is_trial_on(replica.slots.replica):
         candidates = iter(waiting_for_trial(replica))
     for request in candidates:
         if num_sent and num_sent + request.num_known > MAX_SENT_TOKENS:
@@ -73,7 +73,8 @@ def _has_room(builder: BatchBuilder) -> bool:
     replica, slots = builder.replica, builder.replica.slots
     max_running = replica.room.rows(replica.limits.max_running)
     has_slot = slots.num_running < max_running and slots.num_free() > 0
-    return builder.budget > 0 and has_slot and not replica.under_pressure()
+    is_open = not (replica.is_closing or replica.under_pressure())
+    return builder.budget > 0 and has_slot and is_open
 
 
 def _has_chunk(builder: BatchBuilder, request: Request, prefix: Prefix) -> bool:

@@ -6,12 +6,21 @@ See `suspects` for the rules by which requests are blamed, and `trials` for what
 
 from __future__ import annotations
 
-from scheduler_svc.core.faults.trial_lines import broken_line, death_line, poison_line
+from scheduler_svc.core.faults.quarantine import confine, is_broken
+from scheduler_svc.core.faults.trial_lines import (
+    broken_line,
+    death_line,
+    dies_of_anything_line,
+    doubt_line,
+    poison_line,
+    spared_line,
+)
 from scheduler_svc.core.observe.request_events import EventKind
 from scheduler_svc.core.request.request import Request
+from scheduler_svc.core.state.cell import Holder
 from scheduler_svc.core.state.ends import fail
 from scheduler_svc.core.state.replica import Replica
-from scheduler_svc.core.state.suspects import CLEARED_AFTER
+from scheduler_svc.core.state.suspects import BROKEN_AT, CLEARED_AFTER, Verdict
 from tandem.errors import ExecutorLost, PoisonRequest
 
 
@@ -49,30 +58,134 @@ def _stand(replica: Replica, key: tuple[int, int]) -> tuple[Request, int] | None
 
 
 def note_death(
-    replica: Replica, rows: list[tuple[Request, int]], num_ended: int, now: float
+    replica: Replica,
+    rows: list[tuple[Request, int]],
+    num_ended: int,
+    now: float,
+    *,
+    executor: int,
 ) -> None:
     """
-    Count a death against these requests, which wait again by now; `num_ended` others of the step
-    have ended.
+    Count a death against these requests; `num_ended` others of the step have ended.
 
     A request that died alone twice fails as poison. Where the executor turns out to be broken, the
-    requests that died alone once each fail as EXECUTOR_LOST.
+    requests that died alone once each run on another one, or fail as EXECUTOR_LOST without one. One
+    of several executors is also blamed where it dies again and again of requests without marks.
+
+    Args:
+        replica: The executor that died, or that it was seen at.
+        rows: The live requests of the step, as of `rows_of_death`.
+        num_ended: Number of requests of the step that have ended.
+        now: The time.
+        executor: Number of the executor that died, which may have left since.
     """
     cell = replica.cell
     suspects, counters = cell.suspects, cell.counters
     counters.faults.executor_deaths += 1
-    suspects.begin_caution(counters.compute.steps)
-    verdict = suspects.note_death(rows, len(cell.requests), num_ended=num_ended)
+    is_explained = any(suspects.has_mark(request) for request, _ in rows)
+    verdict = _count(replica, rows, num_ended, executor)
+    confine(cell)
     if cell.recorder is not None:
         for mark in verdict.blamed:
             detail = f"executor died: {mark.deaths} times, now in a step of {len(rows)}"
             cell.recorder.note(EventKind.SUSPECTED, mark.request, now, detail)
-    cell.events.add_log(death_line(verdict.blamed, suspects.num_suspects))
+    told = executor if cell.has_others() else None
+    cell.events.add_log(death_line(verdict.blamed, suspects.num_suspects, told))
     if verdict.poison is not None:
-        counters.faults.poison_requests += 1
-        _fail_poison(replica, verdict.poison)
-    if verdict.victims:
-        _fail_victims(replica, verdict.victims)
+        if not verdict.is_certain and _may_be_spared(replica, verdict.poison):
+            cell.events.add_log(doubt_line(executor, verdict.poison.new.request_id))
+            _spare(replica, is_certain=False)
+        else:
+            counters.faults.poison_requests += 1
+            _fail_poison(replica, verdict.poison)
+    elif verdict.victims:
+        _judge_executor(replica, verdict.victims)
+    elif executor == replica.slots.replica and cell.has_others() and not is_explained:
+        num_steps = replica.room.num_steps
+        if (count := suspects.quarantine.note_unexplained(executor, num_steps)) >= BROKEN_AT:
+            cell.events.add_log(dies_of_anything_line(executor, count))
+            _note_broken(replica)
+
+
+def _count(
+    replica: Replica, rows: list[tuple[Request, int]], num_ended: int, executor: int
+) -> Verdict:
+    """Count a death against the requests of its step, and begin a quarantine if there is none."""
+    suspects = replica.cell.suspects
+    quarantine = suspects.quarantine
+    if rows and not suspects.has_marks:
+        # Where a death is proven late, its requests may run by now, and had better stay there.
+        places = [request.place for request, _ in rows]
+        running = [place.replica for place in places if place.slot is not None]
+        home = running[0] if running else None
+        quarantine.move_to(replica.slots.replica if home is None else home)
+    quarantine.begin_caution()
+    if suspects.has_marks and executor != quarantine.number:
+        return suspects.note_death_elsewhere(rows)
+    return suspects.note_death(rows, _num_live(replica), num_ended=num_ended)
+
+
+def _num_live(replica: Replica) -> int:
+    """Count the live requests, without those that could be no control on this executor."""
+    cell = replica.cell
+    if not cell.has_others():
+        return len(cell.requests)
+    return sum(
+        replica.can_ever_take(request) or cell.suspects.died_alone(request)
+        for request in cell.requests
+    )
+
+
+def _judge_executor(replica: Replica, victims: tuple[Request, ...]) -> None:
+    """
+    Let requests that died alone on a broken executor run on another, or fail those that have none.
+    """
+    cell, own = replica.cell, replica.slots.replica
+    failed = tuple(request for request in victims if not _may_be_spared(replica, request))
+    num_spared = len(victims) - len(failed)
+    if num_spared:
+        cell.events.add_log(spared_line(own, num_spared))
+        _spare(replica, is_certain=True)
+    elif cell.has_others():
+        _note_broken(replica)
+    if failed:
+        _fail_victims(replica, failed)
+
+
+def _may_be_spared(replica: Replica, request: Request) -> bool:
+    """
+    Return True where another executor may be sound, and not each has been blamed once already
+    instead of this request. So a request that gets on nowhere goes on at most that often.
+    """
+    cell = replica.cell
+    if cell.suspects.num_spared(request) >= len(cell.holder_numbers()) - 1:
+        return False
+    return any(holder.can_ever_take(request) for holder in _sound_others(replica))
+
+
+def _spare(replica: Replica, *, is_certain: bool) -> None:
+    """Let the suspects run on another executor, as this one is broken, or may be."""
+    suspects = replica.cell.suspects
+    _note_broken(replica)
+    suspects.spare(is_certain=is_certain)
+    suspects.quarantine.open()
+
+
+def _sound_others(replica: Replica) -> list[Holder]:
+    """
+    Return the other executors that are not known to be broken. One that is away counts as sound
+    until this executor is blamed for the second time.
+    """
+    cell, own = replica.cell, replica.slots.replica
+    others = [number for number in cell.holder_numbers() if number != own]
+    sound = [cell.holder(number) for number in others if not is_broken(cell, number)]
+    return [holder for holder in sound if holder.takes_new or not is_broken(cell, own)]
+
+
+def _note_broken(replica: Replica) -> None:
+    num_steps = replica.room.num_steps
+    replica.cell.suspects.quarantine.note_broken(replica.slots.replica, num_steps)
+    replica.room.run_one(num_steps)
 
 
 def _fail_poison(replica: Replica, request: Request) -> None:

@@ -41,10 +41,12 @@ def lose_executor(
     replica.start_over(replica.limits)
     if may_live:
         num_known = [request.num_known for request, _ in rows]
-        death = UnprovenDeath(rows=rows, num_known=num_known, num_ended=num_ended)
+        death = UnprovenDeath(
+            rows=rows, num_known=num_known, num_ended=num_ended, executor=replica.slots.replica
+        )
         replica.cell.suspects.note_silence(may_live, death)
     else:
-        note_death(replica, rows, num_ended, now)
+        note_death(replica, rows, num_ended, now, executor=replica.slots.replica)
 
 
 def prove(replica: Replica, boot_id: str, now: float, *, died: bool) -> None:
@@ -63,4 +65,5 @@ def prove(replica: Replica, boot_id: str, now: float, *, died: bool) -> None:
         if cell.requests.find(request.new.handle) is request
         and request.num_known <= max(cleared_at, num_known)
     ]
-    note_death(replica, rows, death.num_ended + len(death.rows) - len(rows), now)
+    num_ended = death.num_ended + len(death.rows) - len(rows)
+    note_death(replica, rows, num_ended, now, executor=death.executor)

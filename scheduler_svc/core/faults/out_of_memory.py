@@ -5,7 +5,8 @@ Unlike a death, this blames no request in a step of several: most often they do 
 See `step_room` for the way steps become smaller, down to a few tokens of one request alone. Such a
 request is tried a few times, since each time the data of others is gone from memory, and then
 fails. Its progress in between does not clear it; otherwise a request that outgrows the memory would
-be tried forever.
+be tried forever. Before it fails, it is tried as often on the largest executor that is there; so it
+fails after `FAILS_AT` such steps for each size of executors at most.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def note_out_of_memory(replica: Replica, rows: PlannedRows, alone: Request | Non
     alone.setbacks.note_out_of_memory()
     if alone.setbacks.num_out_of_memory >= FAILS_AT:
         room.note_culprit_gone(replica.room.num_steps)
-        _fail(replica, alone)
+        if not _try_larger(replica, alone):
+            _fail(replica, alone)
 
 
 def let_steps_grow(replica: Replica) -> None:
@@ -71,8 +73,30 @@ def let_steps_grow(replica: Replica) -> None:
         _log(
             replica,
             f"Steps may have {room.rows(limits.max_running)} rows and "
-            f"{room.tokens(limits.max_total_tokens)} tokens again, as memory lasted.",
+            f"{room.tokens(limits.max_total_tokens)} tokens again, as none failed since.",
         )
+
+
+def _try_larger(replica: Replica, request: Request) -> bool:
+    """Leave a request to the largest executor, if that is larger than those it was left to."""
+    cell = replica.cell
+    holders = [cell.holder(number) for number in cell.holder_numbers()]
+    sizes = [
+        holder.limits.num_blocks
+        for holder in holders
+        if holder.takes_new and holder.can_ever_take(request)
+    ]
+    largest, before = max(sizes, default=0), request.setbacks.min_blocks
+    if largest <= max(replica.limits.num_blocks, before):
+        return False
+    request.setbacks.leave_to(largest)
+    _log(
+        replica,
+        f"Request {request.new.request_id} runs on an executor with {largest} KV blocks from now "
+        f"on: {FAILS_AT} small steps of it ran out of memory on one with "
+        f"{replica.limits.num_blocks}.",
+    )
+    return True
 
 
 def _fail(replica: Replica, request: Request) -> None:

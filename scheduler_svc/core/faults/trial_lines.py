@@ -10,13 +10,16 @@ NUM_NAMED = 8
 """Most requests that one line names."""
 
 
-def death_line(blamed: list[Mark], num_suspects: int) -> LogLine:
-    """Return the line of a death, counted against these requests."""
-    text = f"Executor died in a step of {_named(blamed)}."
+def death_line(blamed: list[Mark], num_suspects: int, executor: int | None = None) -> LogLine:
+    """
+    Return the line of a death, counted against these requests; `executor` where there are several.
+    """
+    text = f"{_executor(executor)} died in a step of {_named(blamed)}."
     if num_suspects:
         text += (
             f" {num_suspects} request{' was' if num_suspects == 1 else 's were'} in more than one "
-            "such step without getting on in between: tried in parts while all others wait."
+            "such step without getting on in between: tried in parts while all others "
+            f"{'wait' if executor is None else 'run on other executors'}."
         )
     return _line(text)
 
@@ -47,6 +50,40 @@ def broken_line(num_victims: int) -> LogLine:
         f"{num_victims} requests fail as EXECUTOR_LOST: the executor died under each of them "
         "alone and got on with no other, so it is to blame itself: see its log, and replace it."
     )
+
+
+def spared_line(executor: int, num_victims: int) -> LogLine:
+    """Return the line of requests that run elsewhere, since an executor dies of anything."""
+    return _line(
+        f"Executor {executor} died under each of {num_victims} requests alone and got on with no "
+        "other, so it is to blame itself: see its log, and replace it. They run on another, and it "
+        "runs one request at a time until it gets on."
+    )
+
+
+def doubt_line(executor: int, request_id: str) -> LogLine:
+    """Return the line of a request, or an executor, of which one is to blame."""
+    return _line(
+        f"Executor {executor} died twice with {request_id} alone, and no other request has shown "
+        "since that it lives: that one is tried on another executor."
+    )
+
+
+def dies_of_anything_line(executor: int, num_deaths: int) -> LogLine:
+    """Return the line of an executor that died again and again, each time of other requests."""
+    return _line(
+        f"Executor {executor} died {num_deaths} times in a row, each time of other requests, so it "
+        "may be to blame itself: see its log. It runs one request at a time until it gets on."
+    )
+
+
+def quarantine_line(executor: int, marks: list[Mark]) -> LogLine:
+    """Return the line of an executor that takes requests over that may have killed others."""
+    return _line(f"Only executor {executor} runs {_named(marks)}, as one died in a step of these.")
+
+
+def _executor(number: int | None) -> str:
+    return "Executor" if number is None else f"Executor {number}"
 
 
 def _named(marks: list[Mark]) -> str:

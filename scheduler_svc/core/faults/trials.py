@@ -1,11 +1,13 @@
 """
-Trials: while there are requests that may have killed an executor, only those that are tried run.
+Trials: while there are requests that may have killed an executor, only those that are tried run, on
+one executor; others go on with requests that nothing speaks against (`quarantine`).
 
 See `suspects` for the rules by which requests are blamed and tried, and `deaths` for the failures.
 """
 
 from __future__ import annotations
 
+from scheduler_svc.core.faults.quarantine import confine
 from scheduler_svc.core.faults.trial_lines import passed_line, trial_line
 from scheduler_svc.core.observe.request_events import EventKind
 from scheduler_svc.core.request.request import Request, RequestState
@@ -14,13 +16,18 @@ from scheduler_svc.core.state.replica import Replica
 
 def hold_trial(replica: Replica) -> None:
     """
-    Preempt all running requests that are not tried; begin a new trial if the last one is over.
+    Preempt all running requests that are not tried; begin a new trial if the last one is over, and
+    if this executor, which is the quarantined one, can hold a suspect.
 
     To be called while there are suspects and nothing is in flight, before a step is planned.
     """
     suspects = replica.cell.suspects
+    if not any(replica.can_ever_take(mark.request) for mark in suspects.trial.values()):
+        suspects.end_trial()
     if not suspects.trial:
         _begin_trial(replica)
+    if not suspects.trial:
+        return
     for slot in replica.slots.running.nonzero()[0].tolist():
         if int(replica.slots.admitted.number[slot]) not in suspects.trial:
             replica.preempt(slot, "waits while others are tried")
@@ -40,6 +47,9 @@ def note_progress(replica: Replica, now: float) -> None:
     """Trust requests again that made enough progress by a result that was just applied."""
     cell = replica.cell
     suspects, applied = cell.suspects, replica.slots.tokens.applied
+    if suspects.quarantine.number != replica.slots.replica:
+        return
+    suspects.quarantine.note_step()
     was_trial = bool(suspects.trial)
     cleared = suspects.note_progress(
         (mark, int(applied[mark.request.place.slot]))
@@ -58,7 +68,13 @@ def note_progress(replica: Replica, now: float) -> None:
 def _begin_trial(replica: Replica) -> None:
     cell = replica.cell
     suspects = cell.suspects
-    tried = suspects.begin_trial(cell.requests)
+    tried = suspects.begin_trial(
+        cell.requests, replica.can_ever_take if cell.has_others() else None
+    )
+    if not tried:
+        return
+    # A control may run on another executor.
+    confine(cell)
     cell.events.add_log(trial_line(tried, suspects.num_suspects))
     detail = f"{len(tried)} of {suspects.num_suspects} suspects"
     if not any(mark.is_suspect for mark in tried):

@@ -116,6 +116,27 @@ class PrefixCache:
             return 0
         return self._index.match_len(self._chain(request)) * self._slots.blocks.block_size
 
+    def expected_len(self, request: Request) -> int:
+        """
+        Return the number of leading tokens of a waiting request that are cached, or that a running
+        request with the same prompt up to there is about to compute.
+        """
+        if self._index is None:
+            return 0
+        chain = self._chain(request)
+        low = self._index.match_len(chain)
+        writer = self._being_written.get(chain[low]) if low < len(chain) else None
+        if writer is not None:
+            other = self._slots.request_of(writer).prefix.digests
+            high = min(len(chain), len(other))
+            while low < high:
+                middle = (low + high + 1) // 2
+                if chain[middle - 1] == other[middle - 1]:
+                    low = middle
+                else:
+                    high = middle - 1
+        return low * self._slots.blocks.block_size
+
     def digests_of(self, request: Request) -> bytes:
         """Return the digests of the full blocks of a request's known tokens, concatenated."""
         return b"" if self._index is None else b"".join(self._chain(request))

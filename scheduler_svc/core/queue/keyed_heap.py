@@ -45,6 +45,11 @@ class KeyedHeap(Generic[Order, T]):
         found = self._items.get(number)
         return None if found is None else found[1]
 
+    def order_of(self, number: int) -> Order | None:
+        """Return the order of the item with this number; None if it is not there."""
+        found = self._items.get(number)
+        return None if found is None else found[0]
+
     def peek(self) -> tuple[Order, T] | None:
         """Return order and item at the top; None when empty."""
         while self._heap:

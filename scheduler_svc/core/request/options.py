@@ -38,6 +38,19 @@ class SchedulePolicy(enum.StrEnum):
     """In the order of a hash of each request's number: fixed, but unrelated to arrival."""
 
 
+class Routing(enum.StrEnum):
+    """Choice of the executor that a waiting request prefers, where there are several."""
+
+    LOAD_BALANCED = "load_balanced"
+    """The one with the least to compute before its first token, as each has room."""
+    LONGEST_PREFIX = "longest_prefix"
+    """The one that was given most of its prompt, weighed against free places."""
+    FIRST_PREFIX_BLOCK = "first_prefix_block"
+    """The one that was given its prompt's first block last."""
+    ROUND_ROBIN = "round_robin"
+    """Each in turn."""
+
+
 class Eviction(enum.StrEnum):
     """Treatment of a full block that has lost its last holder."""
 
@@ -103,6 +116,9 @@ class CoreOptions:
             arrival.
         priority_preemption: A waiting request may take the slot of a running one of worse priority;
             each gives way once at most.
+        routing: See `Routing`; without effect where there is one executor.
+        prefix_caching_routing_alpha: Weight of the prompt's share against that of free places under
+            longest_prefix, 0 to 1; with 1 the prompt alone counts.
         prefix_caching: Share and keep the KV of equal prefixes.
         eviction: See `Eviction`.
         on_pressure: See `OnPressure`.
@@ -146,6 +162,8 @@ class CoreOptions:
     schedule_policy: SchedulePolicy = SchedulePolicy.LPM
     ageing_s: float = 5.0
     priority_preemption: bool = False
+    routing: Routing = Routing.LOAD_BALANCED
+    prefix_caching_routing_alpha: float = 0.5
     prefix_caching: bool = True
     eviction: Eviction = Eviction.LRU
     on_pressure: OnPressure = OnPressure.QUEUE
@@ -215,6 +233,10 @@ class CoreOptions:
         if not 0 < self.max_prefill_share <= 1:
             message = f"max_prefill_share is {self.max_prefill_share}: it must be over 0, at most 1"
             raise InvalidConfig(message, field="max_prefill_share")
+        if not 0 <= self.prefix_caching_routing_alpha <= 1:
+            alpha = self.prefix_caching_routing_alpha
+            message = f"prefix_caching_routing_alpha is {alpha}: it must be from 0 to 1"
+            raise InvalidConfig(message, field="prefix_caching_routing_alpha")
         self._check_whole_prefills()
         for name, depth in (("window", self.window), ("run_ahead", self.run_ahead)):
             if not 1 <= depth <= MAX_WINDOW:

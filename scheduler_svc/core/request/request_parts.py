@@ -188,6 +188,8 @@ class Setbacks:
     Attributes:
         num_preemptions: Number of times it lost its slot, losses of the executor not counted.
         num_out_of_memory: Number of small steps with it alone that ran out of executor memory.
+        min_blocks: KV blocks of the executors that it is left to, while there are such, as smaller
+            ones lacked memory for it; 0 where it is left to all.
         was_aged: True when it had waited so long by its latest admission that it went ahead of all
             that had not.
         gave_way: True when it lost a slot to a request of better priority; that happens once.
@@ -195,6 +197,7 @@ class Setbacks:
 
     num_preemptions: int = 0
     num_out_of_memory: int = 0
+    min_blocks: int = 0
     was_aged: bool = False
     gave_way: bool = False
 
@@ -209,6 +212,10 @@ class Setbacks:
     def note_out_of_memory(self) -> None:
         """Count one more small step with it alone that ran out of memory."""
         self.num_out_of_memory += 1
+
+    def leave_to(self, min_blocks: int) -> None:
+        """Leave it to executors with so many KV blocks, on which it counts anew."""
+        self.min_blocks, self.num_out_of_memory = min_blocks, 0
 
     def give_way(self) -> None:
         """Note that a request of better priority takes its slot."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from scheduler_svc.core.invariants import require
@@ -15,15 +15,40 @@ from scheduler_svc.core.queue.retry_advice import RetryAdvice
 from scheduler_svc.core.queue.tenants import limits_of
 from scheduler_svc.core.queue.token_rates import TokenRates
 from scheduler_svc.core.request.events import EventLog
+from scheduler_svc.core.request.geometry import Limits
 from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions
 from scheduler_svc.core.request.request import Request, RequestState
+from scheduler_svc.core.routing.router import Router
 from scheduler_svc.core.state.live_requests import LiveRequests
+from scheduler_svc.core.state.step_room import StepRoom
 from scheduler_svc.core.state.suspects import Suspects
 
 
 class Holder(Protocol):
-    """An executor as the cell sees it: it may hold requests, and other requests wait for it."""
+    """
+    An executor as the cell sees it: it may hold requests, and other requests wait for it.
+
+    Attributes:
+        limits: As of `Replica`.
+        room: As of `Replica`.
+    """
+
+    limits: Limits
+    room: StepRoom
+
+    @property
+    def takes_new(self) -> bool:
+        """True while its executor is there and plans steps."""
+
+    def can_ever_take(self, request: Request) -> bool:
+        """Return True when a request could run to its end here, alone."""
+
+    def has_room_for(self, request: Request) -> bool:
+        """Return True where a waiting request could be admitted now."""
+
+    def preempt(self, slot: int, detail: str) -> None:
+        """Preempt a running request."""
 
     def drop(self, request: Request) -> None:
         """Forget a request that was admitted here last."""
@@ -31,10 +56,13 @@ class Holder(Protocol):
     def reopen(self) -> None:
         """Let requests be admitted again, as those that wait are others than before."""
 
-    def cost(self, request: Request) -> float | None:
+    def ready_len(self, request: Request) -> int:
+        """Return how many tokens of a waiting request need not be computed for it here."""
+
+    def cost(self, request: Request, *, num_more: int, more_tokens: int) -> float | None:
         """
-        Return how long a waiting request would wait for its first token here, in tokens to compute;
-        None where it cannot be admitted now.
+        Return about how many seconds a waiting request would wait for its first token here, behind
+        so many other requests with so many tokens; None where it cannot be admitted now.
         """
 
     def start_afresh(self) -> None:
@@ -48,6 +76,7 @@ class Cell:
     Attributes:
         options: Options of scheduling.
         requests: All live requests.
+        router: Which executors requests prefer, where there are several.
         queue: Those that wait. Each other one is in exactly one place of a `Replica`.
         retry_advice: Advice for refused requests, from how fast requests end.
         token_rates: Tokens a minute that tenants have left, where that is limited.
@@ -71,6 +100,7 @@ class Cell:
         "recorder",
         "requests",
         "retry_advice",
+        "router",
         "step_log",
         "suspects",
         "token_rates",
@@ -81,6 +111,7 @@ class Cell:
         self._holders: dict[int, Holder] = {}
         """The executors, by number."""
         self.requests = LiveRequests()
+        self.router = Router(options)
         self.queue = WaitingQueue(options)
         self.retry_advice = RetryAdvice()
         self.token_rates = TokenRates()
@@ -123,6 +154,7 @@ class Cell:
     def part(self, number: int) -> None:
         """Let an executor, which holds no request any more, admit none from now on."""
         del self._holders[number]
+        self.suspects.quarantine.forget(number)
         self.reopen()
 
     def check_holders(self, holders: Mapping[int, Holder]) -> None:
@@ -138,16 +170,30 @@ class Cell:
         """Return True where there are several executors."""
         return len(self._holders) > 1
 
-    def least_cost(self, request: Request, *, but: int) -> float | None:
-        """Return the least `Holder.cost` of all executors but one; None where none may admit it."""
-        others = (one.cost(request) for number, one in self._holders.items() if number != but)
-        return min((cost for cost in others if cost is not None), default=None)
+    def has_blocks(self, num_blocks: int) -> bool:
+        """Return True while an executor with so many KV blocks is there."""
+        ready = [holder for holder in self._holders.values() if holder.takes_new]
+        return any(holder.limits.num_blocks >= num_blocks for holder in ready)
+
+    def holder(self, number: int) -> Holder:
+        """Return an executor."""
+        return self._holders[number]
+
+    def holder_numbers(self) -> Collection[int]:
+        """Return the numbers of all executors."""
+        return self._holders.keys()
 
     def bind(self, request: Request, replica: int) -> None:
         """Note that a request is admitted to an executor; another keeps no copy of its KV."""
-        last = request.place.replica
-        if last is not None and last != replica and last in self._holders:
-            self._holders[last].drop(request)
+        if self.has_others():
+            last = request.place.replica
+            if last is not None and last != replica and last in self._holders:
+                self._holders[last].drop(request)
+            self.router.note_bound(request, replica)
+            for number, holder in self._holders.items():
+                if number != replica:
+                    # It may have been for this request that another admitted none.
+                    holder.reopen()
         request.place.bind(replica)
 
     def reopen(self) -> None:
@@ -158,6 +204,7 @@ class Cell:
     def forget(self, request: Request) -> None:
         """Remove a choice that has ended with all its outputs, which its tenant is charged."""
         self.requests.remove(request)
+        self.router.forget(request)
         self.queue.settle(request)
         self.spend_tokens(request.new, len(request.outputs) - request.terms.num_prior)
         self.retry_advice.note_end(self.now_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from scheduler_svc.core.invariants import require
 from scheduler_svc.core.request.geometry import Limits
@@ -14,7 +14,7 @@ from tandem.errors import InternalError, InvalidConfig
 
 class Fleet:
     """
-    Replicas of one cell, by number; number 0 is always there, and no number is used twice.
+    Replicas of one cell, by number; there is at least one, and no number is used twice.
 
     Attributes:
         cell: The requests, which belong to no replica while they wait.
@@ -26,6 +26,7 @@ class Fleet:
         self.cell = cell
         self._replicas = {0: Replica(cell, limits)}
         self._next_number = 1
+        self._note_size()
 
     def __getitem__(self, number: int) -> Replica:
         """
@@ -43,10 +44,24 @@ class Fleet:
         """Return an iterator over all replicas."""
         return iter(self._replicas.values())
 
+    def __len__(self) -> int:
+        """Return the number of replicas."""
+        return len(self._replicas)
+
+    @property
+    def present(self) -> list[Replica]:
+        """Replicas that have their executor; all of them while none has."""
+        return [replica for replica in self if not replica.is_away] or list(self)
+
     @property
     def largest(self) -> Replica:
-        """Replica that takes the longest requests."""
-        return max(self, key=lambda replica: replica.limits.longest)
+        """Replica that takes the longest requests, of those that have their executor."""
+        return max(self.present, key=_longest)
+
+    @property
+    def largest_expected(self) -> Replica:
+        """Replica that takes the longest requests, now or once its executor is back."""
+        return max(self, key=_longest)
 
     def add(self, limits: Limits) -> int:
         """
@@ -59,7 +74,10 @@ class Fleet:
         self._check_block_size(limits, list(self))
         number = self._next_number
         self._next_number += 1
+        if len(self) == 1:
+            self._note_running()
         self._replicas[number] = Replica(self.cell, limits, number)
+        self._note_size()
         return number
 
     def replace(self, number: int, limits: Limits) -> None:
@@ -71,15 +89,52 @@ class Fleet:
         """
         replica = self[number]
         self._check_block_size(limits, [one for one in self if one is not replica])
+        replica.note_away()
         replica.start_over(limits)
+        self.reroute(number)
+        replica.note_back()
+        self._note_size()
 
     def remove(self, number: int) -> None:
-        """Remove an executor, but not the first; what ran on it waits again with its outputs."""
-        require(number > 0, "the first executor cannot be removed")
+        """
+        Remove an executor, but not the last; what ran on it waits again with its outputs.
+
+        Raises:
+            InternalError: It is the only one, or it was removed before.
+        """
         replica = self[number]
+        require(len(self) > 1, "the last executor cannot be removed")
         replica.start_over(replica.limits)
         del self._replicas[number]
         self.cell.part(number)
+        self.reroute(number)
+        self._note_size()
+
+    def route(self, choices: Sequence[Request]) -> None:
+        """Let choices of one request that wait prefer an executor, where there are several."""
+        router, first, suspects = self.cell.router, choices[0], self.cell.suspects
+        if not (router.has_preferences and self.cell.has_others()):
+            return
+        places = {
+            replica.slots.replica: replica.limits.max_running
+            for replica in self
+            if replica.takes_new
+            and replica.can_ever_take(first)
+            and not suspects.bars(replica.slots.replica, first)
+        }
+        if places:
+            self[min(places)].kv.prefix_cache.digests_of(first)
+            router.route(choices, first.prefix.digests, places)
+
+    def reroute(self, number: int) -> None:
+        """Forget what an executor that is lost or has left was preferred for, and route it anew."""
+        dropped = self.cell.router.drop(number)
+        families: dict[int, list[Request]] = {}
+        for request in sorted(self.cell.queue, key=lambda one: one.number):
+            if request.number in dropped:
+                families.setdefault(id(request.siblings), []).append(request)
+        for choices in families.values():
+            self.route(choices)
 
     def of(self, request: Request) -> Replica | None:
         """Return the replica in whose slot a request is; None where it has no slot."""
@@ -89,11 +144,11 @@ class Fleet:
 
     def under_pressure(self) -> bool:
         """Return True while KV use of every executor is so high that no prompt may be admitted."""
-        return all(replica.under_pressure() for replica in self)
+        return all(replica.under_pressure() for replica in self.present)
 
     def match_len(self, request: Request) -> int:
         """Return the most leading tokens of a request that have cached KV on one executor."""
-        caches = [replica.kv.prefixes for replica in self]
+        caches = [replica.kv.prefixes for replica in self.present]
         return max((cache.match_len(request) for cache in caches if cache is not None), default=0)
 
     def check_integrity(self) -> None:
@@ -103,11 +158,25 @@ class Fleet:
         Raises:
             InternalError: The first invariant that does not hold.
         """
-        require(0 in self._replicas, "the first executor is gone")
+        require(bool(self._replicas), "no executor is left")
         for number, replica in self._replicas.items():
             require(number < self._next_number, "a number may be used twice")
             require(replica.slots.replica == number, "an executor has another one's number")
         self.cell.check_holders(self._replicas)
+        live = {request.number for request in self.cell.requests}
+        waiting = {request.number for request in self.cell.queue}
+        there = {number for number, replica in self._replicas.items() if not replica.is_away}
+        self.cell.router.check_integrity(live, waiting, there)
+
+    def _note_running(self) -> None:
+        """Note where requests are, as there was no other executor to be told from."""
+        for request in self.cell.requests:
+            for replica in self:
+                if request.place.replica == replica.slots.replica and not replica.is_away:
+                    self.cell.router.note_running(request, replica.slots.replica)
+
+    def _note_size(self) -> None:
+        self.cell.router.resize(sum(replica.limits.num_blocks for replica in self))
 
     @staticmethod
     def _check_block_size(limits: Limits, others: list[Replica]) -> None:
@@ -118,3 +187,7 @@ class Fleet:
                     f"the executor has block_size {limits.block_size} and the others have {size}: "
                     "start it with the same"
                 )
+
+
+def _longest(replica: Replica) -> int:
+    return replica.limits.longest

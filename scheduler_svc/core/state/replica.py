@@ -14,6 +14,7 @@ from scheduler_svc.core.slots.planned_rows import PlannedRows
 from scheduler_svc.core.slots.slots import SlotTable
 from scheduler_svc.core.state.cell import Cell
 from scheduler_svc.core.state.new_token_ratio import NewTokenRatio
+from scheduler_svc.core.state.pace import Pace
 from scheduler_svc.core.state.step_room import StepRoom
 from scheduler_svc.core.state.suspension import Suspension
 
@@ -37,7 +38,11 @@ class Replica:
         paused: Slots that hold their blocks and are in no step until there is one more block for
             each, in the order in which they were paused.
         ratio: Share of the output still allowed that is expected to be produced.
+        pace: Speed at which it computes prompts, measured while there are others.
         room: Size of steps for which the executor turned out to have memory.
+        is_away: True from the loss of the executor until a step is planned for the one in its
+            place: it has nothing, and no request is left to it meanwhile.
+        is_closing: True once no request is admitted any more, as the executor is to be given back.
         is_full: True when a request did not fit beside the running ones, so that none is admitted
             until a running or waiting request is gone.
         suspension: Suspension of steps that was asked for, and the one the executor was told of.
@@ -48,10 +53,13 @@ class Replica:
         "cell",
         "draining",
         "in_flight",
+        "is_away",
+        "is_closing",
         "is_full",
         "kv",
         "limits",
         "may_give_way",
+        "pace",
         "paused",
         "ratio",
         "room",
@@ -68,7 +76,9 @@ class Replica:
         self.draining: dict[tuple[int, int], Request] = {}
         self.paused: dict[int, None] = {}
         self.ratio = NewTokenRatio(cell.options.schedule_conservativeness)
+        self.pace = Pace()
         self.room = StepRoom()
+        self.is_away = self.is_closing = False
         self.is_full = False
         self.suspension = Suspension()
         self.may_give_way: KeyedHeap[float, Request] = KeyedHeap()
@@ -77,6 +87,18 @@ class Replica:
     def under_pressure(self) -> bool:
         """Return True while KV use is so high that no prompt may be admitted."""
         return self.kv.pool.usage >= self.limits.memory_threshold
+
+    def note_away(self) -> None:
+        """Note that the executor is lost; what it had is given up by `start_over`."""
+        self.is_away = True
+
+    def note_back(self) -> None:
+        """Note that there is an executor again, which has nothing yet."""
+        self.is_away = self.is_closing = False
+
+    def close(self) -> None:
+        """Admit no request any more; those that run go on."""
+        self.is_closing = True
 
     def note_full(self) -> None:
         """
@@ -92,25 +114,60 @@ class Replica:
     def can_ever_take(self, request: Request) -> bool:
         """Return True when a request could run to its end here, alone."""
         limits, longest = self.limits, request.terms.longest
+        min_blocks = request.setbacks.min_blocks
+        if limits.num_blocks < min_blocks and self.cell.has_blocks(min_blocks):
+            return False
         return longest <= limits.max_model_len and limits.blocks_for(longest) <= limits.num_blocks
 
-    def cost(self, request: Request) -> float | None:
+    @property
+    def takes_new(self) -> bool:
+        """True while its executor is there and plans steps, so that requests may prefer it."""
+        return not (self.is_away or self.is_closing or self.suspension.is_in_force)
+
+    def ready_len(self, request: Request) -> int:
         """
-        Return how long a waiting request would wait for its first token here, in tokens to compute:
-        its own uncached ones, those of prompts under way, and for full memory a step's worth. None
-        where it cannot be admitted now.
+        Return how many tokens of a waiting request need not be computed for it here: they are
+        cached, being computed, held by another of its choices or copied to host memory.
+        """
+        if request.prefix.is_alone or request.needs_scores:
+            return 0
+        cache, copy = self.kv.prefixes, self.kv.host.copy_of(request.number)
+        ready = 0 if cache is None else cache.expected_len(request)
+        if copy is not None:
+            ready = max(ready, copy.num_tokens)
+        if any(one.place.slot is not None and self.slots.holds(one) for one in request.siblings):
+            ready = max(ready, request.prompt_len)
+        return min(ready, request.num_known - 1)
+
+    def has_room_for(self, request: Request, *, num_more: int = 0, more_tokens: int = 0) -> bool:
+        """Return True where a waiting request could be admitted now; see `cost`."""
+        limits, slots = self.limits, self.slots
+        is_closed = self.is_full or self.draining or self.paused or not self.takes_new
+        num_running = slots.num_running + num_more
+        has_slot = num_running < self.room.rows(limits.max_running) and slots.num_free() > num_more
+        if is_closed or not has_slot or self.under_pressure() or not self.can_ever_take(request):
+            return False
+        return limits.blocks_for(request.num_known + more_tokens) <= self.kv.pool.num_available
+
+    def cost(self, request: Request, *, num_more: int, more_tokens: int) -> float | None:
+        """
+        Return about how many seconds a waiting request would wait for its first token here: for its
+        own uncached tokens, those of prompts under way, and for running requests and full memory up
+        to a step each. None where it cannot be admitted now.
+
+        Args:
+            request: The request.
+            num_more: Requests that are about to be admitted here before it.
+            more_tokens: Their tokens.
         """
         limits, slots = self.limits, self.slots
-        is_closed = self.is_full or self.draining or self.paused or self.suspension.is_in_force
-        has_slot = slots.num_running < self.room.rows(limits.max_running) and slots.num_free() > 0
-        if is_closed or not has_slot or self.under_pressure() or not self.can_ever_take(request):
+        has_room = self.has_room_for(request, num_more=num_more, more_tokens=more_tokens)
+        if not has_room or self.cell.suspects.bars(slots.replica, request):
             return None
-        if limits.blocks_for(request.num_known) > self.kv.pool.num_available:
-            return None
-        cache = self.kv.prefixes
-        cached = 0 if cache is None else cache.match_len(request)
-        share = slots.num_running / limits.max_running + self.kv.pool.usage
-        return request.num_known - cached + slots.num_unsent() + share * limits.max_total_tokens
+        num_own = request.num_known - self.ready_len(request)
+        share = (slots.num_running + num_more) / limits.max_running + self.kv.pool.usage
+        num_before = slots.num_unsent() + more_tokens + share * limits.max_total_tokens
+        return (num_own + num_before) * self.pace.prefill_s
 
     def start_afresh(self) -> None:
         """Expect of new requests what was expected at the start, as none is left."""
@@ -249,9 +306,12 @@ class Replica:
         slots.check_integrity()
         self.ratio.check_integrity(self.ratio.num_decode_steps)
         self.room.check_integrity(self.room.num_steps)
+        self.pace.check_integrity()
         self.suspension.check_integrity(len(slots.live) - slots.num_free())
         require(slots.num_running <= self.limits.max_running, "more slots run than max_batch_size")
         require(slots.num_running > 0 or not self.is_full, "none runs and none may be admitted")
+        is_empty = slots.num_running == 0 and not self.draining
+        require(is_empty or not self.is_away, "an executor that is lost runs a request")
         running = slots.running_requests()
         for request in running:
             slot, name = request.place.slot, request.new.request_id

@@ -82,6 +82,11 @@ class StepRoom:
         self.patience_steps = SOON_STEPS
         self._grows_at = num_steps + SOON_STEPS
 
+    def run_one(self, num_steps: int) -> None:
+        """Run one request at a time, and more again soon, as the executor died of anything."""
+        self.max_rows = 1
+        self.note_culprit_gone(num_steps)
+
     def advance(self, num_steps: int, max_rows: int, max_tokens: int) -> bool:
         """
         Let steps grow if they fitted for long enough; returns True if they grew.

@@ -211,6 +211,21 @@ class TestExecutorAddresses:
         expected = ("a:1", "b:2", "unix:/run/c.sock")
         assert expected == load_settings(flags, {}).settings.executor_addresses
 
+    def test_names_mean_executors_that_are_looked_up(self):
+        """An address that gRPC's own resolver would take is a name that may mean several."""
+        settings = load_settings(["--executor", "a:1,dns:///pods:50061"], {}).settings
+        assert ("a:1",) == settings.executor_addresses
+        assert ("dns:///pods:50061",) == settings.executor_names
+        assert () == settings.standby_addresses
+
+    def test_executor_that_serves_cannot_stand_by(self):
+        """The error names the address and the place where it is set twice."""
+        flags = ["--executor", "a:1,b:2", "--standby", "c:3,b:2"]
+        with pytest.raises(InvalidConfig, match="standby names b:2, which executor names too"):
+            load_settings(flags, {})
+        settings = load_settings(["--executor", "a:1", "--standby", "c:3,b:2"], {}).settings
+        assert ("c:3", "b:2") == settings.standby_addresses
+
     @pytest.mark.parametrize(
         ("text", "what"),
         [

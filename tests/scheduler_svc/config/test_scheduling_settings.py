@@ -15,6 +15,7 @@ from scheduler_svc.core.request.options import (
     OnPressure,
     Overlength,
     PreemptionMode,
+    Routing,
     SchedulePolicy,
     StepPriority,
     VictimRule,
@@ -26,6 +27,8 @@ SET = {
     "schedule_conservativeness": ("0.3", "schedule_conservativeness", 0.3),
     "ageing_s": ("2.5", "ageing_s", 2.5),
     "priority_preemption": ("true", "priority_preemption", True),
+    "routing": ("round_robin", "routing", Routing.ROUND_ROBIN),
+    "prefix_caching_routing_alpha": ("0.25", "prefix_caching_routing_alpha", 0.25),
     "enable_prefix_caching": ("false", "prefix_caching", False),
     "prefix_caching_eviction_policy": ("ref_zero", "eviction", Eviction.REF_ZERO),
     "on_pressure": ("refuse", "on_pressure", OnPressure.REFUSE),
@@ -98,6 +101,11 @@ class TestSchedulingSettings:
         [
             (("--prefix-caching-eviction-policy=ref_zero",), "eviction", Eviction.REF_ZERO),
             (("--eviction=ref_zero",), "eviction", Eviction.REF_ZERO),
+            (
+                ("--prefix-caching-coordinator-policy=longest_prefix",),
+                "routing",
+                Routing.LONGEST_PREFIX,
+            ),
             (("--no-prefix-caching",), "prefix_caching", False),
             (("--overlength=truncate",), "overlength", Overlength.TRUNCATE),
             (("--long-prefill-token-threshold=9",), "long_prefill_threshold", 9),

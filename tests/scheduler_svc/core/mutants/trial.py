@@ -67,6 +67,7 @@ RELATED = {
     "prefix_cache": ("prefix_index", "choices"),
     "request": ("ends", "recovery", "priority_preemption", "preemption"),
     "request_parts": ("request", "preemption", "priority_preemption", "limits", "ends"),
+    "quarantine": ("poison", "trials"),
     "replica": ("ends", "recovery", "prefix_cache", "swapping", "pausing", "preemption"),
     "result_check": ("recovery", "ends", "planner", "running_ahead"),
     "retry_advice": ("limits",),

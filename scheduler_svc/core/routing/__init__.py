@@ -1,0 +1,1 @@
+"""Preferences of requests among several executors."""
