@@ -36,7 +36,7 @@ def run(argv: Sequence[str]) -> int:
 
         check_files(settings.frontend_security())
         access = ExecutorAccess(settings.executor_tls, settings.link_token_file)
-        access.check(settings.executor_addresses, insecure_link=settings.insecure_link)
+        access.check(settings.link_addresses, insecure_link=settings.insecure_link)
         show = as_json if settings.log_format == "json" else as_text
         sys.stdout.write(show(forecast(loaded)))
         return EXIT_DONE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import grpc
@@ -18,6 +18,8 @@ from tandem.network.link_token import LinkToken
 from tandem.network.tls import ClientCredentials
 from tandem.network.tls_files import ClientTls
 
+_EXPECTED_HOST = "grpc.ssl_target_name_override"
+"""Option for the name that the server's certificate must have, where it is not the address."""
 CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     # One attempt to connect may take this long, also early in the back-off: a busy peer needs it.
@@ -70,18 +72,33 @@ class ExecutorAccess:
         )
         self._credentials = None if tls is None else ClientCredentials(tls)
         self._token = None if token_file is None else LinkToken(token_file)
+        self._hosts: dict[str, str] = {}
+        """Host under which an address was found, by address."""
+
+    def know(self, hosts: Mapping[str, str]) -> None:
+        """
+        Expect the certificate of each of these addresses to be that of the host under which it was
+        looked up, as certificates name no addresses of pods.
+        """
+        self._hosts = dict(hosts)
 
     def open(self, address: str) -> grpc.Channel:
         """Return a channel with its own connection to HOST:PORT or unix:PATH; a call opens it."""
         if self._credentials is None:
             return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-        return grpc.secure_channel(address, self._credentials.get(), options=CHANNEL_OPTIONS)
+        return grpc.secure_channel(address, self._credentials.get(), options=self._options(address))
 
     def open_async(self, address: str) -> grpc.aio.Channel:
         """Return a channel for the running event loop, as `open` does for threads."""
         if self._credentials is None:
             return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        return grpc.aio.secure_channel(address, self._credentials.get(), options=CHANNEL_OPTIONS)
+        return grpc.aio.secure_channel(
+            address, self._credentials.get(), options=self._options(address)
+        )
+
+    def _options(self, address: str) -> tuple[tuple[str, int | str], ...]:
+        host = self._hosts.get(address)
+        return CHANNEL_OPTIONS if host is None else (*CHANNEL_OPTIONS, (_EXPECTED_HOST, host))
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the metadata for the next call."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import grpc
 
 from scheduler_svc.executor_client.channel import ExecutorAccess, stub_on
+from scheduler_svc.executor_client.claims import Claim, Claims
 from scheduler_svc.executor_client.description import ExecutorDescription, read_description
 from scheduler_svc.executor_client.link_events import (
     FIRST_BACKOFF_S,
@@ -56,10 +57,16 @@ SHORTEST_LEASE_MS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInUse:
-    """Model that live requests began with; they can go on only with this one."""
+    """
+    Model that live requests began with, or that other executors serve; only an executor of this
+    one can join. Where others serve, its type of numbers and its blocks must be theirs too, so that
+    a request has the same tokens wherever it runs.
+    """
 
     fingerprint: str
     name: str
+    dtype: str | None = None
+    block_size: int | None = None
 
 
 class ExecutorConnector:
@@ -83,6 +90,7 @@ class ExecutorConnector:
         cache: ModelCache,
         accept: Callable[[ExecutorDescription], object],
         access: ExecutorAccess | None = None,
+        claims: Claims | None = None,
     ) -> None:
         """
         Args:
@@ -95,8 +103,10 @@ class ExecutorConnector:
             accept: Raises IncompatibleExecutor for an executor that must not be used; called before
                 a session is opened.
             access: Way to executors; None for plain text and no token.
+            claims: Executors that other links of this scheduler have; None without others.
         """
         self.access = ExecutorAccess() if access is None else access
+        self._claims = Claims() if claims is None else claims
         self._addresses = addresses
         self._scheduler = scheduler
         self._lease_ms = lease_ms
@@ -111,6 +121,10 @@ class ExecutorConnector:
     def require(self, model: ModelInUse | None) -> None:
         """Accept only executors with this model from now on; None for any."""
         self._in_use = model
+
+    def give_up(self) -> None:
+        """Let other links of this scheduler have the executor of the last session."""
+        self._claims.drop(self)
 
     def connect(
         self, post: Callable[[LinkEvent], None], stopping: threading.Event, *, elsewhere: bool
@@ -147,7 +161,7 @@ class ExecutorConnector:
                 with `may_move`, each failure to open a session with another one, and the session.
             may_move: Open a session with another executor if the last session's was not found.
         """
-        others = self._in_turn(elsewhere=True)[:-1]
+        others = [one for one in self._in_turn(elsewhere=True) if one != self.address]
         with ExecutorProbe(others, deadline_s=SEEK_DEADLINE_S, access=self.access) as probe:
             answers = probe.first_answers()
             for answer in answers:
@@ -177,7 +191,10 @@ class ExecutorConnector:
 
     def _in_turn(self, *, elsewhere: bool) -> list[str]:
         first = self._addresses.index(self.address) + elsewhere
-        return [*self._addresses[first:], *self._addresses[:first]]
+        taken = self._claims.taken(self)
+        order = [*self._addresses[first:], *self._addresses[:first]]
+        # The own address, which comes last where all are taken, is refused where others have it.
+        return [one for one in order if one not in taken] or [self.address]
 
     def _try(self, answer: Answer, post: Callable[[LinkEvent], None]) -> ConnectFailed | None:
         """Open a session and post it; return the failure if that did not succeed."""
@@ -214,11 +231,13 @@ class ExecutorConnector:
                 metadata=self.access.metadata(),
             )
             tokenizer_dir = self._cache.store(description.fingerprint, files)
-        session = stub.OpenSession(
-            self._open_request(self._lease_ms, take_over=self._may_take_over),
-            timeout=OPEN_DEADLINE_S,
-            metadata=self.access.metadata(),
-        )
+        claim = Claim(description.boot_id, address)
+        with self._claims.taking(self, claim):
+            session = stub.OpenSession(
+                self._open_request(self._lease_ms, take_over=self._may_take_over),
+                timeout=OPEN_DEADLINE_S,
+                metadata=self.access.metadata(),
+            )
         if session.boot_id != description.boot_id:
             raise SessionLost("the executor restarted between Describe and OpenSession")
         return SessionOpened(
@@ -235,6 +254,15 @@ class ExecutorConnector:
                 f"it serves {description.model_name} ({description.fingerprint[:16]}), running "
                 f"requests need {model.name} ({model.fingerprint[:16]})"
             )
+        for name, theirs, needed in (
+            ("dtype", description.dtype, None if model is None else model.dtype),
+            ("block_size", description.geometry.block_size, model and model.block_size),
+        ):
+            if needed is not None and theirs != needed:
+                raise IncompatibleExecutor(
+                    f"it has {name} {theirs} and those that serve have {needed}: start it with the "
+                    "same"
+                )
 
     def _open_request(self, lease_ms: int, *, take_over: bool) -> session_pb2.OpenSessionRequest:
         return session_pb2.OpenSessionRequest(

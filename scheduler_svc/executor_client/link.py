@@ -166,6 +166,7 @@ class ExecutorLink:
         self._serve()
         if self._is_releasing:
             self._connector.shorten_lease()
+        self._connector.give_up()
 
     def _serve(self) -> None:
         while (command := self._commands.get()) is not None:

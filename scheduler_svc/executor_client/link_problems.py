@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import structlog
 
 from scheduler_svc.core.faults.refusals import Refusal
-from tandem.errors import TandemError
+from tandem.errors import OutOfMemory, SessionLost, TandemError
 from tandem.link.batch import Batch
 from tandem.link.commands import Command
 from tandem.link.refusal import RefusedBatch
+from tandem.link.results import StepFailed
 from tandem.link.session import LossCause
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -72,3 +73,11 @@ def refusal_of(
         is_repeated=is_repeated,
         problem=error.message,
     )
+
+
+def failed_step(step: StepFailed) -> SessionLost:
+    """Return the error that ends a session after a step failed as a whole."""
+    is_memory = step.reason == OutOfMemory.reason and not step.sticky
+    cause = LossCause.OUT_OF_MEMORY if is_memory else LossCause.STEP_FAILED
+    text = f"step {step.step_id} failed: {step.reason}: {step.message}"
+    return SessionLost(text, metadata=cause.as_metadata())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ class ModelCache:
     """
     Folders of tokenizer files, one per model fingerprint, each complete or absent.
 
-    The thread that talks to the executor owns it; frontends only read finished folders.
+    Any thread may use it; frontends only read finished folders.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -40,16 +41,19 @@ class ModelCache:
                 match its checksum; no file is kept then.
             InternalError: The files cannot be written here; no file is kept then.
         """
-        partial = self._directory / "partial"
+        partial = self._directory / f"partial-{threading.get_ident()}"
         folder = self._folder(fingerprint)
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(mode=0o700)
             _write_files(partial, chunks)
-            partial.rename(folder)
+            if not folder.is_dir():
+                partial.rename(folder)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
+            if folder.is_dir():  # another executor sent the same files meanwhile
+                return folder
             raise InternalError(
                 f"the model's tokenizer files cannot be written to {self._directory}: "
                 f"{error.strerror}; make room there, or set TMPDIR to a place that has it"

@@ -18,6 +18,7 @@ The session calls the link below it and nothing above it: it queues what the loo
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 
 import structlog
 
@@ -31,16 +32,16 @@ from scheduler_svc.executor_client.link_events import (
     StreamMessage,
     backoff_s,
 )
-from scheduler_svc.executor_client.link_problems import LinkProblems, refusal_of
+from scheduler_svc.executor_client.link_problems import LinkProblems, failed_step, refusal_of
 from scheduler_svc.executor_client.refusals import Refusals
-from scheduler_svc.executor_client.session_counts import SessionCounts
 from scheduler_svc.executor_client.session_events import (
     ExecutorSeen,
+    SessionCounts,
     SessionEnded,
     SessionEvent,
 )
 from scheduler_svc.executor_client.watch import ExecutorWatch
-from tandem.errors import Draining, OutOfMemory, SessionLost, StreamReplaced, TandemError
+from tandem.errors import Draining, SessionLost, StreamReplaced, TandemError
 from tandem.link.codec.wire import encode_attach
 from tandem.link.commands import Command
 from tandem.link.results import StepFailed, StepResult
@@ -95,7 +96,6 @@ class ExecutorSession:
         """
         self._link = link
         self._lost_after_s = lost_after_s
-        self._stream_silence_s = min(LONGEST_STREAM_SILENCE_S, lost_after_s / STREAMS_PER_LOSS)
         self._end = SchedulerEnd()
         self._watch = ExecutorWatch(now)
         self._stream = self._num_broken = 0
@@ -187,7 +187,7 @@ class ExecutorSession:
             self.lose(error, now)
 
     def attach(self, delay_s: float = 0.0) -> None:
-        """Open a stream; the loop opens the first one of a session, once the core is ready."""
+        """Open a stream; the loop opens the first one of a session."""
         self._watch.begin_stream()
         self._stream = self._link.attach(encode_attach(self._end.attach()), delay_s)
 
@@ -200,10 +200,12 @@ class ExecutorSession:
         """Give the session up for an error that names its cause, such as a result of no use."""
         self._lose(error, LossCause.of(error.metadata), now)
 
-    def look(self, now: float) -> None:
+    def look(self, now: float, *, silent_s: float = inf) -> None:
         """
         Give the session up if the executor was silent or stuck for too long; before that, replace a
         stream that is silent or stalled. To be called after all events of the link were taken.
+
+        Where requests can move to another executor, it may be silent for `silent_s` only.
         """
         if self._is_released:
             return
@@ -211,14 +213,17 @@ class ExecutorSession:
         watch.look(self._in_flight, now)
         if state in (LinkState.CLOSED, LinkState.LOST):
             return
-        if watch.session_silent_s > self._lost_after_s:
+        allowed_s = min(silent_s, self._lost_after_s)
+        if watch.session_silent_s > allowed_s:
             silent = SessionLost(f"the executor was silent for {watch.session_silent_s:.1f} s")
             self._lose(silent, LossCause.SILENT, now)
         elif self.is_attached and watch.stuck_s > self._lost_after_s:
             step_id = watch.running_step_id
             stuck = SessionLost(f"step {step_id} has been late for {watch.stuck_s:.1f} s")
             self._lose(stuck, LossCause.STUCK, now)
-        elif state is not LinkState.DETACHED and watch.stream_silent_s > self._stream_silence_s:
+        elif state is not LinkState.DETACHED and watch.stream_silent_s > min(
+            LONGEST_STREAM_SILENCE_S, allowed_s / STREAMS_PER_LOSS
+        ):
             self._link.seek(may_move=False)
             self._open_anew(f"nothing came for {watch.stream_silent_s:.1f} s", now)
         elif self.is_attached and watch.is_stalled(
@@ -271,7 +276,7 @@ class ExecutorSession:
                 self._attached(message)
             case StepFailed():
                 if self._end.on_result(message):
-                    raise _failed(message)
+                    raise failed_step(message)
 
     def _result(self, result: StepResult, now: float) -> None:
         step_id, timings = result.step_id, result.timings
@@ -391,10 +396,3 @@ class ExecutorSession:
             return None
         oldest, newest = next(iter(self._in_flight)), next(reversed(self._in_flight))
         return min(max(self._watch.running_step_id, oldest), newest) - oldest
-
-
-def _failed(step: StepFailed) -> SessionLost:
-    is_memory = step.reason == OutOfMemory.reason and not step.sticky
-    cause = LossCause.OUT_OF_MEMORY if is_memory else LossCause.STEP_FAILED
-    text = f"step {step.step_id} failed: {step.reason}: {step.message}"
-    return SessionLost(text, metadata=cause.as_metadata())

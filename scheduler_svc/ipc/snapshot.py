@@ -14,6 +14,10 @@ are the very `tandem.admin.v1.GetStatsResponse` that operators get, its bytes as
     "suspend"  SuspendArgument   SuspendResult    when done; errors NoExecutor, ExecutorLost
     "resume"   none (b"{}")      SuspendResult    as "suspend"
     "executor" none (b"{}")      ExecutorInUse    error NoExecutor
+    "executors"       none (b"{}")      ExecutorList
+    "add_executor"    ExecutorArgument  ExecutorList         error InvalidParameter
+    "drain_executor"  ExecutorArgument  ExecutorDrainResult  when it serves none, or grace_s passed
+    "remove_executor" ExecutorArgument  ExecutorList         error InvalidParameter
 
 Unknown keys are ignored, so that a newer core can add some. Counters count since the core started.
 """
@@ -159,6 +163,54 @@ class ExecutorInUse(msgspec.Struct, frozen=True):
     features: tuple[str, ...]
 
 
+class ExecutorRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One executor that serves or is to; the fields of `tandem.admin.v1.ExecutorSummary`."""
+
+    address: str
+    reached_at: str
+    """Address of the newest session: one that stands by may have it; empty before the first."""
+    state: str
+    """serving, draining, drained, suspended, silent, connecting or refused."""
+    why: str
+    """Reason in words where it is refused; else empty."""
+    boot_id: str
+    model: str
+    device: str
+    dtype: str
+    running_requests: int
+    max_requests: int
+    used_blocks: int
+    total_blocks: int
+    cached_blocks: int
+    steps: int
+    step_s: float
+    """Seconds that a step usually computes; 0 before the first."""
+    sessions: int
+    losses: int
+    device_memory_bytes: int
+    away_s: float
+    """Seconds for which no stream has been attached; 0 while one is."""
+
+
+class ExecutorList(msgspec.Struct, frozen=True):
+    """Every executor that serves or is to, in the order in which they were named."""
+
+    executors: tuple[ExecutorRow, ...]
+
+
+class ExecutorArgument(msgspec.Struct, frozen=True, kw_only=True):
+    """An executor by the address that it was named with, and its grace where it is drained."""
+
+    address: str
+    grace_s: float = 0.0
+
+
+class ExecutorDrainResult(msgspec.Struct, frozen=True):
+    """Number of requests that moved to other executors when the grace was over."""
+
+    moved_requests: int
+
+
 class ConfigEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One setting in force; the fields of `tandem.admin.v1.ConfigEntry`."""
 
@@ -223,6 +275,7 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     device_memory_bytes: int = 0
     model_name: str = ""
     model_fingerprint: str = ""
+    executors: tuple[ExecutorRow, ...] = ()
 
 
 def _bytes_of(value: Any) -> bytes:
@@ -250,5 +303,8 @@ decode_flush_result = msgspec.json.Decoder(FlushResult).decode
 decode_suspend_argument = msgspec.json.Decoder(SuspendArgument).decode
 decode_suspend_result = msgspec.json.Decoder(SuspendResult).decode
 decode_executor = msgspec.json.Decoder(ExecutorInUse).decode
+decode_executors = msgspec.json.Decoder(ExecutorList).decode
+decode_executor_argument = msgspec.json.Decoder(ExecutorArgument).decode
+decode_executor_drain = msgspec.json.Decoder(ExecutorDrainResult).decode
 decode_stats = msgspec.json.Decoder(Stats, dec_hook=_stats_of).decode
 decode_metrics = msgspec.json.Decoder(MetricsSnapshot, dec_hook=_stats_of).decode

@@ -1,13 +1,13 @@
 """
 Draining of a scheduler: it admits no new request, gives live requests a grace time to finish, ends
-the rest with HandedOver, so that clients resume them on its successor, and gives its executor back.
+the rest with HandedOver, so that clients resume them on its successor, and gives executors back.
 """
 
 from __future__ import annotations
 
 import structlog
 
-from scheduler_svc.executor_client.session import ExecutorSession
+from scheduler_svc.service.executors.members import Members
 from scheduler_svc.service.service_state import ServiceState
 from tandem.errors import HandedOver
 
@@ -22,12 +22,12 @@ class Drain:
 
     Attributes:
         num_handed_over: Number of choices that had not ended when their grace time was up.
-        is_over: True once no request is left and the executor is given back.
+        is_over: True once no request is left and the executors are given back.
     """
 
-    def __init__(self, state: ServiceState, session: ExecutorSession) -> None:
+    def __init__(self, state: ServiceState, members: Members) -> None:
         self._state = state
-        self._session = session
+        self._members = members
         self._until_s: float | None = None
         self.num_handed_over = 0
         self.is_over = False
@@ -58,8 +58,9 @@ class Drain:
             core.fail_all(
                 HandedOver("this scheduler is stopping: resume the request on its successor"), now
             )
-        self._session.release(now)
-        if core is not None:
-            core.executor_lost(now)
+        self._members.release(now)
+        for member in self._members:
+            if member.port is not None:
+                member.port.executor_lost(now)
         self.is_over = True
         return True

@@ -147,7 +147,7 @@ class Intake:
     def _take(self, message: Submit, handle: int, core: Scheduler, now: float) -> Acceptance:
         """Submit a request to the core, after ending the one that it repeats."""
         _check_sendable(message)
-        new = _new_request(message, handle, core.limits.block_size)
+        new = _new_request(message, handle, core.block_size)
         if message.attempt_key:
             repeated = self._state.keys.find(message, lambda one: core.find(one) is not None)
             if repeated:

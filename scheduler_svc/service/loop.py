@@ -12,20 +12,25 @@ waking another thread. A frontend or executor that is slow, silent or gone canno
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import inf
 
 import structlog
 
 from scheduler_svc.config.settings import LoadedSettings
+from scheduler_svc.core.executor_port import ExecutorPort
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.executor_client.link import ExecutorLink
 from scheduler_svc.executor_client.link_events import SessionOpened
-from scheduler_svc.executor_client.session import ExecutorSession
 from scheduler_svc.executor_client.session_events import ExecutorSeen, SessionEnded
 from scheduler_svc.ipc.messages import Hello
 from scheduler_svc.ipc.sockets import CoreSocket
 from scheduler_svc.service.drain import Drain
-from scheduler_svc.service.executor_fate import ExecutorFate
+from scheduler_svc.service.executors.availability import AvailabilityTeller
+from scheduler_svc.service.executors.fate import ExecutorFate
+from scheduler_svc.service.executors.member import Member
+from scheduler_svc.service.executors.members import MakeLink, Members
+from scheduler_svc.service.executors.names import ExecutorNames
+from scheduler_svc.service.executors.operations import ExecutorOperations
 from scheduler_svc.service.intake import Intake
 from scheduler_svc.service.observe.metrics import CoreMetrics
 from scheduler_svc.service.observe.queries import Queries
@@ -42,6 +47,8 @@ from tandem.process.telemetry import log_worded
 
 TICK_S = 0.5
 """Longest wait of one poll, in seconds; the executor's silence may be noticed so much later."""
+LOOK_INTERVAL_S = 0.01
+"""Seconds for which an executor without news is not looked at, as turns for others are frequent."""
 MESSAGES_PER_TURN = 512
 LAST_FLUSH_S = 2.0
 """Seconds that a stopping core waits for frontends to take their last messages."""
@@ -66,26 +73,28 @@ class CoreLoop:
         self,
         loaded: LoadedSettings,
         socket: CoreSocket,
-        link: ExecutorLink,
+        make_link: MakeLink,
         wakeup: Wakeup,
         *,
         clock: Callable[[], float],
         on_hello: Callable[[Hello], None] = lambda _: None,
+        know_hosts: Callable[[Mapping[str, str]], None] = lambda _: None,
         is_strict: bool = False,
     ) -> None:
         """
         Args:
             loaded: The settings.
             socket: Socket to which frontends connect.
-            link: Link to the executor; `turn_with` and `connect` are called at the start of `run`.
-            wakeup: Set by the link after every event that is not a step result.
+            make_link: Makes the link to an executor; it is started at the start of `run`.
+            wakeup: Set by links after every event that is not a step result.
             clock: Returns seconds, on the clock of Submit.arrival_s.
             on_hello: Called for each frontend that connects.
+            know_hosts: Takes the host by which each executor was found that a name means, by its
+                address, before a link is made.
             is_strict: Raise on an inconsistency found while idle, after logging it.
         """
         settings = loaded.settings
         self._socket = socket
-        self._link = link
         self._wakeup = wakeup
         self._clock = clock
         self._on_hello = on_hello
@@ -96,30 +105,30 @@ class CoreLoop:
         self._metrics = CoreMetrics()
         self._publisher = Publisher(socket)
         self._positions = QueuePositions(self._publisher, clock)
-        self._session = ExecutorSession(
-            link, lost_after_s=settings.lost_after_s, now=self._state.started_s
-        )
-        self._fate = ExecutorFate(loaded, self._state, link, self._session, self._publisher)
-        self._drain = Drain(self._state, self._session)
+        self._members = Members(make_link, settings.lost_after_s, self._state.started_s)
+        self._members.add_all(settings.executor_addresses, self._state.started_s)
+        self._move_after_s = settings.move_after_s
+        self._fate = ExecutorFate(loaded, self._state, self._members, self._publisher)
+        self._availability = AvailabilityTeller(loaded, self._state, self._members, self._publisher)
+        self._operations = ExecutorOperations(self._members, self._fate)
+        self._names = ExecutorNames(settings.executor_names, self._found)
+        self._know_hosts = know_hosts
+        self._drain = Drain(self._state, self._members)
         self._queries = Queries(
             loaded,
             self._state,
-            self._session,
+            self._members,
             metrics=self._metrics,
             publisher=self._publisher,
             drain=self._drain,
+            operations=self._operations,
         )
         self._intake = Intake(
-            self._state,
-            publisher=self._publisher,
-            metrics=self._metrics,
-            queries=self._queries,
+            self._state, publisher=self._publisher, metrics=self._metrics, queries=self._queries
         )
         self._step_lines = StepLines(settings.logging_step_interval)
-        self._flush_until_s: float | None = None
-        """Time until which frontends may take their last messages; None until the loop stops."""
-        self._is_running = True
-        self._was_busy = False
+        self._flush_until_s: float | None = None  # last messages may be taken until then, once set
+        self._is_running, self._was_busy = True, False
 
     def frontend_died(self, frontend: int) -> None:
         """Have the next turn end the requests of a frontend after its process ended."""
@@ -132,10 +141,23 @@ class CoreLoop:
         """
         self._command(lambda now: self._begin_stop(grace_s, now))
 
+    def _found(self, hosts: dict[str, str]) -> None:
+        """Have the next turn let executors join that names mean now, on the thread of the names."""
+        self._know_hosts(hosts)
+        self._command(lambda now: self._operations.follow(hosts, now))
+
+    def stop_links(self, *, release: bool) -> None:
+        """
+        End the links to all executors, after `run` has returned or will not be called; with
+        `release` so that another scheduler can soon have them.
+        """
+        self._names.stop()
+        self._members.stop(release=release)
+
     def run(self) -> None:
         """Make turns until the loop was stopped and its drain is over."""
-        self._link.turn_with(self.turns.turn_now)
-        self._link.connect()
+        self._members.start(self.turns.turn_now)
+        self._names.start()
         try:
             while self._is_running:
                 self.turns.poll_and_turn(self.turns.polls_until_s - self._clock())
@@ -151,6 +173,7 @@ class CoreLoop:
             self._take_messages(now)
         self._take_link_events(now)
         if not self._drain.is_over:
+            self._operations.advance(now)
             self._fate.advance(now)
         if self._state.core is not None:
             self._plan(self._state.core, now)
@@ -160,7 +183,7 @@ class CoreLoop:
         self._advance_stop(now)
         self._queries.settle(now)
         self._state.look_at_frontends(now)
-        self._fate.tell_availability()
+        self._availability.tell()
         self._flush(now)
         return self._next_due_s(now)
 
@@ -176,72 +199,85 @@ class CoreLoop:
         self._publish()
 
     def _take_link_events(self, now: float) -> None:
-        session = self._session
-        for event in self._link.take_events():
-            session.take(event, now)
-            if session.events:
-                self._follow_session(now)
-        session.look(now)
-        if session.events:
-            self._follow_session(now)
+        num_attached = self._members.num_attached
+        for member in self._members:
+            session, has_news = member.session, False
+            has_others = num_attached > session.is_attached  # before its events may change that
+            for event in member.link.take_events():
+                has_news = True
+                session.take(event, now)
+                if session.events:
+                    self._follow_session(member, now)
+            if has_news or now >= member.look_at_s:
+                member.look_at_s = now + LOOK_INTERVAL_S
+                session.look(now, silent_s=self._move_after_s if has_others else inf)
+                if session.events:
+                    self._follow_session(member, now)
 
-    def _follow_session(self, now: float) -> None:
-        """Act on the session's events in order; what is done for one may add another."""
-        events = self._session.events
+    def _follow_session(self, member: Member, now: float) -> None:
+        """Act on a session's events in order; what is done for one may add another."""
+        events = member.session.events
         while events:
             match event := events.popleft():
                 case StepResult():
-                    self._apply(event, now)
+                    self._apply(member, event, now)
                 case SessionOpened():
-                    self._fate.opened(event, now)
-                    self._session.attach()
+                    if self._fate.opened(member, event, now):
+                        member.session.attach()
                 case SessionEnded():
-                    self._fate.lost(event, now)
+                    self._fate.lost(member, event, now)
                 case ExecutorSeen():
-                    assert self._state.core is not None
-                    self._state.core.executor_seen(event.boot_id, now, died=event.died)
+                    self._fate.seen(event, now)
 
-    def _apply(self, result: StepResult, now: float) -> None:
-        """Apply the result of the oldest step in flight."""
-        core, limits, session = self._state.core, self._state.limits, self._session
-        assert core is not None
+    def _apply(self, member: Member, result: StepResult, now: float) -> None:
+        """Apply the result of the oldest step in flight at an executor."""
+        port, limits, session = member.port, member.limits, member.session
+        assert port is not None
         assert limits is not None
         try:
-            core.apply(result, now)
+            port.apply(result, now)
         except SessionLost as error:
             session.lose(error, now)
             return
         command = session.step_applied(result.step_id)
-        if result.step_id == self._state.command_step:
-            self._state.command_step = None
+        if result.step_id == member.command_step:
+            member.command_step = None
+        member.note_result(result)
         self._metrics.count_step(result, session.last_step_s)
-        line = self._step_lines.line(command, result, lambda: self._load(core, limits))
+        line = self._step_lines.line(command, result, lambda: self._load(port, limits))
         if line is not None:
             log_worded(_log, line.event, line.values, line.text)
 
-    def _load(self, core: Scheduler, limits: EngineConfig) -> Load:
+    def _load(self, port: ExecutorPort, limits: EngineConfig) -> Load:
+        core = self._state.core
+        assert core is not None
         return Load(
             stats=core.stats(),
             max_requests=limits.max_batch_size,
-            paused_blocks=core.num_paused_blocks,
-            paused_budget_blocks=core.paused_budget_blocks,
+            paused_blocks=port.num_paused_blocks,
+            paused_budget_blocks=port.paused_budget_blocks,
         )
 
     def _plan(self, core: Scheduler, now: float) -> None:
         core.expire(now)
-        session = self._session
-        while session.can_send and core.num_inflight < core.lookahead(session.usual_step_s):
-            command = core.take_command()
+        for member in self._members:
+            if member.port is not None:
+                self._plan_steps(member, member.port, now)
+
+    def _plan_steps(self, member: Member, port: ExecutorPort, now: float) -> None:
+        """Send an executor as many steps as may be in flight."""
+        session = member.session
+        while session.can_send and port.num_inflight < port.lookahead(session.usual_step_s):
+            command = port.take_command()
             if command is not None:
-                state_hash = core.state_hash
-                self._state.command_step = session.send(command, state_hash, now)
+                member.command_step = session.send(command, port.state_hash, now)
                 continue
             began_s = self._clock()
-            batch = core.schedule(now)
+            batch = port.schedule(now)
             if batch is None:
                 return
             self._metrics.count_schedule(self._clock() - began_s)
-            session.send(batch, core.state_hash, now)
+            session.send(batch, port.state_hash, now)
 
     def _publish(self) -> None:
         events = self._state.core.take_events() if self._state.core is not None else None
@@ -304,6 +340,8 @@ class CoreLoop:
             due.append(max(drained_s, now + RETRY_S))
         if (answer_s := self._queries.next_answer_s) is not None:
             due.append(answer_s)
+        if (given_back_s := self._operations.next_due_s) is not None:
+            due.append(max(given_back_s, now + RETRY_S))
         core = self._state.core
         if core is not None and (deadline_s := core.next_deadline_s) is not None:
             due.append(deadline_s)

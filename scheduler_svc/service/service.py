@@ -25,6 +25,7 @@ import structlog
 
 from scheduler_svc.config.settings import LoadedSettings, SchedulerSettings
 from scheduler_svc.executor_client.channel import ExecutorAccess
+from scheduler_svc.executor_client.claims import Claims
 from scheduler_svc.executor_client.connection import ExecutorConnector
 from scheduler_svc.executor_client.link import ExecutorLink
 from scheduler_svc.executor_client.model_cache import ModelCache
@@ -89,30 +90,27 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         access = ExecutorAccess(self._settings.executor_tls, self._settings.link_token_file)
-        addresses = self._settings.executor_addresses
+        addresses = self._settings.link_addresses
         access.check(addresses, insecure_link=self._settings.insecure_link)
         access.warn_where_unprotected(addresses)
         self._scratch = ScratchDirectory()
         self._ipc_path = self._scratch.path / CORE_SOCKET
         self._wakeup = Wakeup()
         self._socket = CoreSocket(self._ipc_path)
-        connector = ExecutorConnector(
-            addresses,
-            scheduler=scheduler_id(self._settings),
-            lease_ms=self._settings.lease_ms,
-            take_over=self._settings.take_over,
-            cache=ModelCache(self._scratch.path / "models"),
-            accept=lambda description: loaded.limits_on(description.geometry),
-            access=access,
-        )
-        self._link = ExecutorLink(connector, wake=self._wakeup.set)
+        self._loaded = loaded
+        self._access = access
+        self._claims = Claims()
+        self._cache = ModelCache(self._scratch.path / "models")
+        self._scheduler_id = scheduler_id(self._settings)
+        self._is_running = False
         self._loop = CoreLoop(
             loaded,
             self._socket,
-            self._link,
+            self._make_link,
             self._wakeup,
             clock=time.monotonic,
             on_hello=self._news.put,
+            know_hosts=access.know,
         )
         self._core_thread = threading.Thread(target=self._run_core, name="core", daemon=True)
         self._watch = TickWatch(time.monotonic())
@@ -134,12 +132,33 @@ class Service:
             # Frontends first: no gRPC thread runs yet in the process that starts them.
             self._frontends = [Frontend(one, self._on_frontend_exit) for one in settings]
             stack.callback(self._stop_frontends)
-            self._link.start()
+            self._is_running = True
             self._core_thread.start()
             exit_code = self._supervise()
-            self._link.stop(release=exit_code == 0)
+            self._loop.stop_links(release=exit_code == 0)
         _log.info("stopped", exit_code=exit_code)
         return exit_code
+
+    def _make_link(self, address: str) -> ExecutorLink:
+        """
+        Make the link to the executor at an address, or to one that stands by in its place.
+
+        Raises:
+            InvalidConfig: Calls to this address would not prove who calls.
+        """
+        settings = self._settings
+        self._access.check((address,), insecure_link=settings.insecure_link)
+        connector = ExecutorConnector(
+            (address, *settings.standby_addresses),
+            scheduler=self._scheduler_id,
+            lease_ms=settings.lease_ms,
+            take_over=settings.take_over and not self._is_running,
+            cache=self._cache,
+            accept=lambda description: self._loaded.limits_on(description.geometry),
+            access=self._access,
+            claims=self._claims,
+        )
+        return ExecutorLink(connector, wake=self._wakeup.set)
 
     def _stop_frontends(self) -> None:
         for frontend in self._frontends:

@@ -22,7 +22,7 @@ class ServiceState:
         started_s: Time at which the service started.
         core: The core, made when the first session with an executor opens, then kept for good.
         description: Description of the newest session's executor.
-        limits: Engine limits in force with that executor.
+        limits: Engine limits in force with the executor that takes most.
         model: Model that frontends were last told they serve.
         availability: Availability that frontends were last told.
         handles: Handles of live choices, by frontend; a frontend that said Hello has an entry.
@@ -31,7 +31,6 @@ class ServiceState:
         looked_s: Time at which `look_at_frontends` was last called.
         frontends_alive: True while every frontend was heard within `LIVE_WITHIN_S`.
         draining: True once no new request is admitted.
-        command_step: Step id of a suspension or resumption in flight; None without any.
         executor_given_up: True once the executor was away for longer than requests wait; reset
             when one is attached.
     """
@@ -51,7 +50,6 @@ class ServiceState:
     frontends_alive: bool = True
     draining: bool = False
     executor_given_up: bool = False
-    command_step: int | None = None
 
     def __post_init__(self) -> None:
         self.looked_s = self.started_s
@@ -60,16 +58,6 @@ class ServiceState:
     def num_requests(self) -> int:
         """Number of live choices in the core."""
         return 0 if self.core is None else self.core.num_requests
-
-    @property
-    def is_suspended(self) -> bool:
-        """True from a suspension until its resumption was taken by `Scheduler.take_command`."""
-        return self.core is not None and self.core.is_suspended
-
-    @property
-    def has_obeyed(self) -> bool:
-        """True once the executor has done the last suspension or resumption."""
-        return self.command_step is None and (self.core is None or not self.core.is_command_due)
 
     def look_at_frontends(self, now: float) -> None:
         """Judge whether every connected frontend's event loop runs, by when it was last heard."""

@@ -47,6 +47,8 @@ class LoopTurns:
         for source in (*sources, wakeup):
             self._poller.register(source.fileno(), select.POLLIN)
         self._lock = threading.Lock()
+        self._is_asked_for = False
+        """True while a thread has news for which no turn has begun yet."""
         self._due_s = 0.0
         self._has_ended = False
         self._broken: Exception | None = None
@@ -62,25 +64,32 @@ class LoopTurns:
         with self._lock:
             if self._broken is not None:
                 raise self._broken
+            self._is_asked_for = False
             self._make()
             self.polls_until_s = self._due_s
+        if self._is_asked_for:
+            self.turn_now()
 
     def turn_now(self) -> None:
         """
-        Make a turn on this thread; if another thread is making one, wake the polling thread for it.
+        Make a turn on this thread; if another thread is making one, let it make one more.
+
+        So no thread that has news is kept waiting or wakes another one: with several executors,
+        results often come while the turn for another's is being made.
         """
-        if not self._lock.acquire(blocking=False):
-            self._wakeup.set()
-            return
-        try:
-            if not self._has_ended and self._broken is None:
-                self._make()
-        except Exception as error:  # noqa: BLE001  # the polling thread raises it
-            self._broken = error
-        finally:
-            if self._due_s < self.polls_until_s or self._broken is not None:
-                self._wakeup.set()
-            self._lock.release()
+        self._is_asked_for = True
+        # The thread that held the lock looks again after it lets go: no news waits for ever.
+        while self._is_asked_for and self._lock.acquire(blocking=False):
+            try:
+                self._is_asked_for = False
+                if not self._has_ended and self._broken is None:
+                    self._make()
+            except Exception as error:  # noqa: BLE001  # the polling thread raises it
+                self._broken = error
+            finally:
+                if self._due_s < self.polls_until_s or self._broken is not None:
+                    self._wakeup.set()
+                self._lock.release()
 
     def end(self) -> None:
         """Make no more turns: `turn_now` does nothing from now on."""

@@ -35,7 +35,6 @@ class CoreMetrics:
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
         self.integrity_failures = 0
-        self.device_memory_bytes = 0
         self.graph_steps = 0
         self._histograms = {
             "queue_time": Histogram(WAIT_BOUNDS_S),
@@ -64,7 +63,6 @@ class CoreMetrics:
         self._observe("executor_queue_time", result.timings.queued_ns / 1e9)
         self._observe("executor_forward_time", result.timings.forward_ns / 1e9)
         self._observe("executor_sample_time", result.timings.sample_ns / 1e9)
-        self.device_memory_bytes = result.device_memory_bytes
         self.graph_steps += result.graph > 0
 
     def sum_s(self, name: str) -> float:

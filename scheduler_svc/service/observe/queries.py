@@ -12,14 +12,15 @@ from scheduler_svc.config.settings import LoadedSettings
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.request.tenant import NO_TENANT
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.executor_client.session import ExecutorSession
 from scheduler_svc.ipc.messages import Query, Reply
 from scheduler_svc.ipc.snapshot import (
     SUSPEND_WAIT_S,
     AbortResult,
     DrainResult,
     EventList,
+    ExecutorDrainResult,
     ExecutorInUse,
+    ExecutorList,
     FlushResult,
     MetricsSnapshot,
     RequestList,
@@ -27,11 +28,15 @@ from scheduler_svc.ipc.snapshot import (
     decode_abort_argument,
     decode_drain_argument,
     decode_events_argument,
+    decode_executor_argument,
     decode_list_argument,
     decode_suspend_argument,
     encode_json,
 )
 from scheduler_svc.service.drain import Drain
+from scheduler_svc.service.executors.members import Members
+from scheduler_svc.service.executors.operations import ExecutorOperations
+from scheduler_svc.service.observe.executor_rows import executor_rows
 from scheduler_svc.service.observe.metrics import CoreMetrics
 from scheduler_svc.service.observe.request_views import event_list, request_list
 from scheduler_svc.service.publisher import Publisher, refusal
@@ -66,6 +71,10 @@ class _Waiting:
     result: Callable[[], msgspec.Struct]
 
 
+DRAINED_WITHIN_S = 5.0
+"""Longest time after its grace in which an executor is given back; the next turn does it."""
+
+
 class Queries:
     """
     Answers to queries; see `ipc.snapshot` for their kinds, arguments and results. Owned by the core
@@ -76,18 +85,20 @@ class Queries:
         self,
         loaded: LoadedSettings,
         state: ServiceState,
-        session: ExecutorSession,
+        members: Members,
         *,
         metrics: CoreMetrics,
         publisher: Publisher,
         drain: Drain,
+        operations: ExecutorOperations,
     ) -> None:
         self._loaded = loaded
         self._state = state
-        self._session = session
+        self._members = members
         self._metrics = metrics
         self._publisher = publisher
         self._drain = drain
+        self._operations = operations
         self._waiting: list[_Waiting] = []
         self._answers: dict[str, Callable[[bytes, float], msgspec.Struct | Stats]] = {
             "stats": lambda _, now: self._stats(now),
@@ -98,9 +109,13 @@ class Queries:
             "events": self._events,
             "flush": self._flush,
             "executor": lambda _argument, _now: self._executor(),
+            "executors": lambda _, now: self._executors(now),
+            "add_executor": self._add_executor,
+            "remove_executor": self._remove_executor,
         }
         self._deferred: dict[str, Callable[[int, Query, float], _Waiting]] = {
             "drain": self._begin_drain,
+            "drain_executor": self._drain_executor,
             "suspend": self._suspend,
             "resume": self._resume,
         }
@@ -160,18 +175,25 @@ class Queries:
 
     def _suspend(self, frontend: int, query: Query, now: float) -> _Waiting:
         mode, core = KvMode(decode_suspend_argument(query.argument).kv_mode), self._state.core
-        if core is None or not self._session.is_attached:
+        members = self._members
+        if core is None or not members.is_attached:
             raise NoExecutor("no executor is attached that could be suspended: try again later")
-        if not core.is_suspended:
+        if not members.is_suspended:
             _log.info("suspending", kv_mode=mode.name, requests=core.num_requests)
-        core.suspend(mode, now)
+        members.suspension = mode
+        for member in members:
+            if member.port is not None:
+                member.port.suspend(mode, now)
         return self._obeyed(frontend, query, now)
 
     def _resume(self, frontend: int, query: Query, now: float) -> _Waiting:
-        if (core := self._state.core) is not None:
-            if core.is_suspended:
-                _log.info("resuming", requests=core.num_requests)
-            core.resume()
+        members = self._members
+        if members.is_suspended:
+            _log.info("resuming", requests=self._state.num_requests)
+        members.suspension = None
+        for member in members:
+            if member.port is not None:
+                member.port.resume()
         return self._obeyed(frontend, query, now)
 
     def _obeyed(self, frontend: int, query: Query, now: float) -> _Waiting:
@@ -179,17 +201,17 @@ class Queries:
             frontend=frontend,
             query_id=query.query_id,
             until_s=now + SUSPEND_WAIT_S,
-            is_done=lambda: self._state.has_obeyed,
+            is_done=lambda: self._members.has_obeyed,
             result=self._suspend_result,
         )
 
     def _suspend_result(self) -> SuspendResult:
-        if not self._state.has_obeyed:
+        if not self._members.has_obeyed:
             raise ExecutorLost(
                 f"the executor has not answered for {SUSPEND_WAIT_S:g} s; what was asked for stays "
                 "asked for"
             )
-        return SuspendResult(self._metrics.device_memory_bytes)
+        return SuspendResult(self._members.device_memory_bytes)
 
     def _abort(self, argument: bytes, now: float) -> AbortResult:
         wanted, core = decode_abort_argument(argument), self._state.core
@@ -230,26 +252,49 @@ class Queries:
         return FlushResult(freed_blocks=freed)
 
     def _executor(self) -> ExecutorInUse:
-        description = self._state.description
-        if description is None or not self._session.is_attached:
-            raise NoExecutor("no executor is attached that could be asked: try again later")
-        return ExecutorInUse(self._session.address, description.features)
+        for member in self._members:
+            if member.session.is_attached and member.description is not None:
+                return ExecutorInUse(member.session.address, member.description.features)
+        raise NoExecutor("no executor is attached that could be asked: try again later")
+
+    def _executors(self, now: float) -> ExecutorList:
+        grace_s = self._loaded.settings.ready_grace_s
+        return ExecutorList(executor_rows(self._members, ready_grace_s=grace_s, now=now))
+
+    def _add_executor(self, argument: bytes, now: float) -> ExecutorList:
+        self._operations.add(decode_executor_argument(argument).address, now)
+        return self._executors(now)
+
+    def _remove_executor(self, argument: bytes, now: float) -> ExecutorList:
+        self._operations.remove(decode_executor_argument(argument).address, now)
+        return self._executors(now)
+
+    def _drain_executor(self, frontend: int, query: Query, now: float) -> _Waiting:
+        wanted = decode_executor_argument(query.argument)
+        member = self._operations.begin_drain(wanted.address, wanted.grace_s, now)
+        return _Waiting(
+            frontend=frontend,
+            query_id=query.query_id,
+            until_s=now + wanted.grace_s + DRAINED_WITHIN_S,
+            is_done=lambda: member.is_drained,
+            result=lambda: ExecutorDrainResult(member.num_moved),
+        )
 
     def _stats(self, now: float) -> Stats:
         """Return the statistics of the core, if there is one yet, with those of the service."""
-        core, model, counts = self._state.core, self._state.model, self._session.counts
+        core, model, counts = self._state.core, self._state.model, self._members.counts
         stats = Stats() if core is None else core.stats()
         stats.refused_requests = self._metrics.refused_by_reason.total()
-        stats.executor_attached = self._session.is_attached
+        stats.executor_attached = self._members.is_attached
         stats.draining = self._state.draining
-        stats.suspended = self._state.is_suspended
+        stats.suspended = self._members.is_suspended
         stats.uptime_s = now - self._state.started_s
         stats.schedule_policy = self._loaded.settings.core_options().schedule_policy.value
         stats.schedule_s = self._metrics.sum_s("schedule_time")
         for counter in fields(counts):
             setattr(stats, counter.name, getattr(counts, counter.name))
-        stats.executor_address = self._session.address
-        stats.executor_refusal = self._session.refusals.text
+        stats.executor_address = self._members.address
+        stats.executor_refusal = self._members.refusal
         stats.graph_steps = self._metrics.graph_steps
         stats.executor_queued_s = self._metrics.sum_s("executor_queue_time")
         stats.executor_forward_s = self._metrics.sum_s("executor_forward_time")
@@ -273,7 +318,8 @@ class Queries:
             cached_prompt_tokens=metrics.cached_prompt_tokens,
             merged_updates=self._publisher.num_merged,
             integrity_failures=metrics.integrity_failures,
-            device_memory_bytes=metrics.device_memory_bytes,
+            device_memory_bytes=self._members.device_memory_bytes,
+            executors=self._executors(now).executors,
             model_name="" if model is None else model.name,
             model_fingerprint="" if model is None else model.revision,
         )

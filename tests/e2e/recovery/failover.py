@@ -44,9 +44,14 @@ class Fleet:
         return executor
 
     def scheduler(self, *options: str, listen: str = "127.0.0.1:0") -> Scheduler:
-        """Start a scheduler of all executors."""
+        """Start a scheduler of the first executor; the others stand by."""
         arguments = [
-            f"--executor={','.join(self.executor_addresses)}",
+            f"--executor={self.executor_addresses[0]}",
+            *(
+                [f"--standby={','.join(standby)}"]
+                if (standby := self.executor_addresses[1:])
+                else ()
+            ),
             f"--listen={listen}",
             "--admin-listen=127.0.0.1:0",
             "--metrics-listen=127.0.0.1:0",

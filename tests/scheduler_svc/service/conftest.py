@@ -67,9 +67,9 @@ def deaths(monkeypatch, bench):
     told: list[int | None] = []
     lose = type(bench.loop._fate).lost
 
-    def lost(fate, event, now):
+    def lost(fate, member, event, now):
         told.append(event.died_in)
-        lose(fate, event, now)
+        lose(fate, member, event, now)
 
     monkeypatch.setattr(type(bench.loop._fate), "lost", lost)
     return told

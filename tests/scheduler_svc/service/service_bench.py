@@ -19,6 +19,7 @@ from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.executor_client.connection import ExecutorConnector
 from scheduler_svc.executor_client.link import ExecutorLink
 from scheduler_svc.executor_client.model_cache import ModelCache
+from scheduler_svc.executor_client.session import ExecutorSession
 from scheduler_svc.ipc.messages import (
     Accepted,
     Availability,
@@ -210,6 +211,8 @@ class ServiceBench:
     there for it, and its messages are read when it is over, however late zmq's threads are.
 
     Attributes:
+        links: A fake link for each executor that serves, by its address.
+        link: The first of them.
         frontends: Frontends that read the core's messages.
         clock: Clock of the service and its frontends. With a fake executor it stands still, so that
             only as much time passes as the test says, however slow the machine is.
@@ -228,9 +231,11 @@ class ServiceBench:
         loaded = LoadedSettings(
             settings=SchedulerSettings(**settings), sources=dict.fromkeys(settings, "flag")
         )
-        self.link = FakeLink()
+        addresses = loaded.settings.executor_addresses
+        self.links = {address: FakeLink() for address in addresses}
+        self.link = self.links[addresses[0]]
         connector = ExecutorConnector(
-            loaded.settings.executor_addresses,
+            loaded.settings.link_addresses,
             scheduler=SchedulerId(name="scheduler-1", incarnation="1"),
             lease_ms=loaded.settings.lease_ms,
             take_over=loaded.settings.take_over,
@@ -242,7 +247,7 @@ class ServiceBench:
         self.loop = CoreLoop(
             loaded,
             self.socket,
-            self.real_link if has_real_link else self.link,
+            lambda address: self.real_link if has_real_link else self.links[address],
             self.wakeup,
             clock=self.clock,
             on_hello=self.hellos.append,
@@ -255,7 +260,14 @@ class ServiceBench:
             self.real_link.start()
             self.real_link.connect()
         else:
-            self.link.connect()
+            for link in self.links.values():
+                link.connect()
+
+    @property
+    def session(self) -> ExecutorSession:
+        """The session with the only executor that serves."""
+        (member,) = self.loop._members
+        return member.session
 
     def frontend(self, index: int = 0) -> FakeFrontend:
         """Connect a frontend and wait until the core knows it."""

@@ -193,9 +193,9 @@ class TestLostMessages:
         """
         setattr(bench.link, what, 10**6)
         frontend = start(bench, until=0)
-        bench.until(lambda: bench.loop._session._in_flight)
+        bench.until(lambda: bench.session._in_flight)
         for _ in range(STREAMS_IN_VAIN + 1):
-            bench.until(lambda: bench.loop._session.is_attached)
+            bench.until(lambda: bench.session.is_attached)
             assert [] == deaths
             bench.link.cut()
             bench.turn()
@@ -212,7 +212,7 @@ class TestLostMessages:
         for _ in range(3 * STREAMS_IN_VAIN):
             bench.link.cut()
             bench.turn()
-            bench.until(lambda: bench.loop._session.is_attached)
+            bench.until(lambda: bench.session.is_attached)
         bench.link.is_holding = False
         bench.link.compute()
         assert_all_complete(bench, frontend)

@@ -24,9 +24,9 @@ def make_loop(
     window: int,
     run_ahead: int,
     rows: int,
-) -> tuple[CoreLoop, ExecutorLink]:
+) -> CoreLoop:
     """
-    Make a core loop and the link that connects it to an executor.
+    Make a core loop that drives an executor.
 
     Args:
         executor: Address of the executor.
@@ -59,4 +59,4 @@ def make_loop(
         accept=lambda description: loaded.limits_on(description.geometry),
     )
     link = ExecutorLink(connector, wake=wakeup.set)
-    return CoreLoop(loaded, socket, link, wakeup, clock=time.monotonic), link
+    return CoreLoop(loaded, socket, lambda _: link, wakeup, clock=time.monotonic)

@@ -94,7 +94,7 @@ def _serve(given: argparse.Namespace) -> None:
     from tandem_bench.link.service import make_loop  # noqa: PLC0415  # this imports gRPC
 
     socket = SilentSocket(given.rows)
-    loop, link = make_loop(
+    loop = make_loop(
         given.executor,
         cast("CoreSocket", socket),
         given.directory,
@@ -102,7 +102,6 @@ def _serve(given: argparse.Namespace) -> None:
         run_ahead=given.run_ahead,
         rows=given.rows,
     )
-    link.start()
     core = threading.Thread(target=loop.run, name="core", daemon=True)
     core.start()
     # Not on this thread, which has to notice the end of the input at any time.
@@ -112,7 +111,7 @@ def _serve(given: argparse.Namespace) -> None:
     finally:
         loop.stop(0.0)
         core.join(5.0)
-        link.stop(release=True)
+        loop.stop_links(release=True)
 
 
 def _submit(socket: SilentSocket, rows: int) -> None:

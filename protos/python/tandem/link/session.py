@@ -53,6 +53,8 @@ class LossCause(enum.Enum):
     """No message came for too long."""
     MOVED = "moved"
     """The executor could not be reached, and another one took the work."""
+    MISFIT = "misfit"
+    """The executor cannot serve beside those that do: its model or its blocks are others."""
     DRAINING = "draining"
     """The executor is stopping in an orderly way."""
 

@@ -52,7 +52,7 @@ class TestBlame:
         """An executor that dies without a step in flight blames no step."""
         frontend = start(bench)
         assert_all_complete(bench, frontend)
-        bench.until(lambda: not bench.loop._session._in_flight)
+        bench.until(lambda: not bench.session._in_flight)
         bench.link.cut(SessionLost("a test", metadata=LossCause.NEW_BOOT.as_metadata()))
         bench.until(lambda: deaths)
         assert [None] == deaths
@@ -88,9 +88,9 @@ class TestBlame:
         steps smaller.
         """
         causes = []
-        note_loss = type(bench.loop._session.counts).note_loss
+        note_loss = type(bench.session.counts).note_loss
         monkeypatch.setattr(
-            type(bench.loop._session.counts),
+            type(bench.session.counts),
             "note_loss",
             lambda counts, cause: (causes.append(cause), note_loss(counts, cause)),
         )
@@ -201,7 +201,7 @@ class TestUnheard:
         frontend = start(bench)
         self.lose(bench, "moved")
         bench.link.boot("boot-2", address="fake:2")
-        session = bench.loop._session
+        session = bench.session
         bench.until(lambda: session.counts.executor_sessions == 2 and session.is_attached)
         bench.link.post(PathFound(boot_id="boot-2", address="fake:1"))
         self.lose(bench, "silent")
@@ -234,7 +234,7 @@ class TestUnheard:
         frontend = start(bench)
         self.lose(bench, "moved")
         bench.link.boot("boot-2", address="fake:2")
-        session = bench.loop._session
+        session = bench.session
         bench.until(lambda: session.counts.executor_sessions == 2 and session.is_attached)
         assert 0 == deaths_counted(bench)
         bench.link.cut(Draining("stopping"))

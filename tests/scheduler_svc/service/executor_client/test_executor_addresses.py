@@ -41,7 +41,8 @@ def make_executor(addresses) -> Iterator[Callable[..., GrpcExecutor]]:
 @pytest.fixture
 def make_service(make_bench, addresses):
     def make(**settings):
-        known = {"executor": ",".join(addresses), "lease_ms": 1000}
+        first, *others = addresses
+        known = {"executor": first, "standby": ",".join(others), "lease_ms": 1000}
         return make_bench(has_real_link=True, **(known | settings))
 
     return make
@@ -64,7 +65,7 @@ class TestChoosing:
         executor = make_executor(1)
         bench = make_service()
         assert_all_complete(bench, start(bench))
-        assert executor.address == bench.loop._session.address
+        assert executor.address == bench.session.address
 
     def test_held_executor_is_passed_over(self, make_service, make_executor):
         """An executor that another scheduler holds is passed over for one that is free."""
@@ -94,7 +95,7 @@ class TestMoving:
         frontend = start(bench)
         first.kill()
         assert_all_complete(bench, frontend)
-        assert 2 == bench.loop._session.counts.executor_sessions
+        assert 2 == bench.session.counts.executor_sessions
 
     def test_work_moves_when_the_executor_drains(self, make_service, make_executor):
         """An executor that stops in good order hands over to the next address at once."""
@@ -114,7 +115,7 @@ class TestMoving:
         frontend = start(bench)
         for num_cuts in range(1, 4):
             first.cut()
-            bench.until(lambda n=num_cuts: bench.loop._session.counts.executor_reattachments == n)
+            bench.until(lambda n=num_cuts: bench.session.counts.executor_reattachments == n)
         assert_all_complete(bench, frontend)
         assert (1, 0) == (first.num_sessions, second.num_sessions)
 

@@ -60,9 +60,7 @@ class TestTurns:
         with executor.computing:  # no result comes as long as this thread turns
             for stream_id, prompt in enumerate(PROMPTS):
                 frontend.submit(stream_id, prompt, 40)
-            bench.until(
-                lambda: len(frontend.accepted) == len(PROMPTS) and bench.loop._session._in_flight
-            )
+            bench.until(lambda: len(frontend.accepted) == len(PROMPTS) and bench.session._in_flight)
         deadline_s = time.monotonic() + DEADLINE_S
         while len(frontend.ended) < len(PROMPTS) and time.monotonic() < deadline_s:
             if not frontend.read():
@@ -93,7 +91,7 @@ class TestConnecting:
             file.name: file.read_bytes() for file in found.iterdir()
         }
         executor.kill()
-        bench.until(lambda: not bench.loop._session.is_attached)
+        bench.until(lambda: not bench.session.is_attached)
         again = make_executor(boot_id="boot-2")
         assert_all_complete(bench, frontend)
         assert (1, 0) == (executor.num_tokenizer_calls, again.num_tokenizer_calls)
@@ -186,10 +184,10 @@ class TestBreaking:
         frontend = start(bench)
         for num_cuts in range(1, 4):
             executor.cut()
-            bench.until(lambda n=num_cuts: bench.loop._session.counts.executor_reattachments == n)
+            bench.until(lambda n=num_cuts: bench.session.counts.executor_reattachments == n)
         assert_all_complete(bench, frontend)
         assert 1 == executor.num_sessions
-        bench.until(lambda: not bench.loop._session._in_flight)
+        bench.until(lambda: not bench.session._in_flight)
         assert executor.end.last_completed_step_id == executor.runner.num_steps
         stats = snapshot.decode_stats(bench.reply(frontend, "stats").result)
         assert (NUM_PROMPT_TOKENS, 0) == (stats.prefill_tokens, stats.recomputed_tokens)
@@ -200,9 +198,9 @@ class TestBreaking:
         frontend = start(bench)
         for boot in (2, 3):
             executor.kill()
-            bench.until(lambda: not bench.loop._session.is_attached)
+            bench.until(lambda: not bench.session.is_attached)
             executor = make_executor(boot_id=f"boot-{boot}")
-            bench.until(lambda b=boot: bench.loop._session.counts.executor_sessions == b)
+            bench.until(lambda b=boot: bench.session.counts.executor_sessions == b)
         assert_all_complete(bench, frontend)
         assert {} == frontend.failed
 
@@ -221,7 +219,7 @@ class TestBreaking:
         executor.garbage = b"\xff\xff\xff"
         assert_all_complete(bench, frontend)
         assert 1 == executor.num_sessions
-        assert 1 == bench.loop._session.counts.executor_reattachments
+        assert 1 == bench.session.counts.executor_reattachments
 
     def test_session_lost_by_the_executor_opens_a_new_one(self, bench, make_executor):
         """SESSION_LOST from the executor leads to a new session with the same requests."""

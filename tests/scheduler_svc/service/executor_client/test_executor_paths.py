@@ -74,7 +74,8 @@ def serve(make_bench):
     """Return a function that serves with executors at these addresses."""
 
     def make(*addresses: str, **settings):
-        known = {"executor": ",".join(addresses), "lease_ms": 1000}
+        first, *others = addresses
+        known = {"executor": first, "standby": ",".join(others), "lease_ms": 1000}
         return make_bench(has_real_link=True, **(known | settings))
 
     return make
@@ -86,7 +87,7 @@ def assert_same_session(bench, frontend, executor: GrpcExecutor) -> None:
     """
     assert_all_complete(bench, frontend)
     assert 1 == executor.num_sessions
-    bench.until(lambda: not bench.loop._session._in_flight)
+    bench.until(lambda: not bench.session._in_flight)
     assert executor.end.last_completed_step_id == executor.runner.num_steps
     stats = snapshot.decode_stats(bench.reply(frontend, "stats").result)
     assert (NUM_PROMPT_TOKENS, 0) == (stats.prefill_tokens, stats.recomputed_tokens)
@@ -115,7 +116,7 @@ class TestSilentAddress:
         executor = make_executor()
         bench = serve(silent, executor.address)
         assert_all_complete(bench, start(bench))
-        assert executor.address == bench.loop._session.address
+        assert executor.address == bench.session.address
 
     @pytest.mark.slow
     def test_work_moves_past_it(self, serve, silent, make_executor):
@@ -127,7 +128,7 @@ class TestSilentAddress:
         frontend = start(bench)
         dead.kill()
         assert_all_complete(bench, frontend)
-        assert living.address == bench.loop._session.address
+        assert living.address == bench.session.address
 
     def test_executor_that_comes_back_where_it_was_is_found(self, serve, silent, make_executor):
         """A new session with the preferred address does not wait for a silent one behind it."""
@@ -152,7 +153,7 @@ class TestOtherPath:
         frontend = start(bench)
         path.refuse()
         assert_same_session(bench, frontend, executor)
-        assert executor.address == bench.loop._session.address
+        assert executor.address == bench.session.address
 
     def test_silent_path_is_left_before_the_executor_is_given_up(self, serve, make_executor):
         """A path that swallows all packets is left for the other path at the first new stream."""
@@ -163,7 +164,7 @@ class TestOtherPath:
         path.swallow()
         bench.let_pass(6.0)
         assert_same_session(bench, frontend, executor)
-        assert executor.address == bench.loop._session.address
+        assert executor.address == bench.session.address
 
     def test_same_executor_goes_before_another(self, serve, make_executor):
         """Work does not move to another executor while its own answers at some address."""
@@ -183,11 +184,11 @@ class TestOtherPath:
         bench = serve(first.address, second.address)
         frontend = start(bench)
         first.refuse()
-        bench.until(lambda: bench.loop._session.counts.executor_reattachments == 1)
+        bench.until(lambda: bench.session.counts.executor_reattachments == 1)
         first._proxy._target = tuple(_split(executor.address))
         second.refuse()
-        bench.until(lambda: bench.loop._session.counts.executor_reattachments == 2)
-        assert first.address == bench.loop._session.address
+        bench.until(lambda: bench.session.counts.executor_reattachments == 2)
+        assert first.address == bench.session.address
         assert 1 == executor.num_sessions
         assert {} == frontend.failed
 

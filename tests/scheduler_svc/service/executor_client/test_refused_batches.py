@@ -41,7 +41,7 @@ def spoil(bench, monkeypatch):
     """Return a function that spoils batches on their way, and returns how many more it will."""
 
     def begin(change, times: int) -> list[int]:
-        session, left = bench.loop._session, [times]
+        session, left = bench.session, [times]
         send = session.send
 
         def spoiled(command, state_hash, now):

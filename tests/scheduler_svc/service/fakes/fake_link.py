@@ -96,6 +96,9 @@ class FakeLink:
     def seek(self, *, may_move: bool) -> None:
         self.commands.append("seek" if may_move else "seek path")
 
+    def start(self) -> None:
+        """Start nothing: there is no thread."""
+
     def turn_with(self, turn: Callable[[], None]) -> None:
         self.turn = turn
 

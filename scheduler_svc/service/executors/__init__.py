@@ -1,0 +1,1 @@
+"""Executors that serve requests: links and sessions, and what follows from them."""
