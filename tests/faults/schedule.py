@@ -40,6 +40,12 @@ class Kind(StrEnum):
     SCHEDULER_PAUSED = "scheduler paused"
     FRONTEND_PAUSED = "frontend paused"
     FRONTEND_KILLED = "frontend killed"
+    # Faults of one of several executors that serve together, while two others serve.
+    ONE_KILLED = "one of several killed"
+    ONE_STOPPED = "one of several stopped until its work moved"
+    ONE_TOLD_TO_STOP = "one of several told to stop"
+    ONE_DRAINED = "one of several drained and added again"
+    ONE_REMOVED = "one of several removed and added again"
     # Faults of the computation.
     STEP_RAISES = "step raises"
     STEP_HANGS = "step never returns"
@@ -57,6 +63,13 @@ MESSAGE_KINDS = (
     Kind.DROPPED,
     Kind.CUT_MESSAGE,
     Kind.CORRUPT_MESSAGE,
+)
+FLEET_KINDS = (
+    Kind.ONE_KILLED,
+    Kind.ONE_STOPPED,
+    Kind.ONE_TOLD_TO_STOP,
+    Kind.ONE_DRAINED,
+    Kind.ONE_REMOVED,
 )
 LINK_KINDS = (*BYTE_KINDS, *MESSAGE_KINDS)
 SERVER_KINDS = (

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tandem_client import NO_RETRY, RetryPolicy
-from tests.faults.injection import Target, inject
+from tests.faults.injecting.inject import inject
+from tests.faults.injecting.target import Target
 from tests.faults.leaks import Holding, find_leaks, holdings
 from tests.faults.logs import find_problems
 from tests.faults.processes.rig import Rig

@@ -6,43 +6,24 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from scheduler_svc.core.observe.step_log import DECODE_LINE_INTERVAL
+from tests.faults.injecting.one_of_several import FLEET_ACTIONS
+from tests.faults.injecting.target import Target
 from tests.faults.processes.rig import Rig
 from tests.faults.proxies.controlled import Controlled
-from tests.faults.readiness import ReadinessWatch
 from tests.faults.schedule import Fault, Kind
 from tests.faults.workload.load import StormRequest
 from tests.faults.workload.marks import BAD_ROW_MARK, POISON_LATER_MARK, POISON_MARK
-from tests.faults.workload.streams import Run, Streams
+from tests.faults.workload.streams import Run
 from tests.waiting import wait_until
 
 FAILURE_LIMIT_S = 300.0
 """Longest wait in seconds for the failure of a bad request."""
 _SLOW_LATENCY_S = 0.04
 _SLOW_BYTES_PER_S = 200_000.0
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """
-    The target of faults.
-
-    Attributes:
-        rig: The services.
-        streams: Their load.
-        readiness: Readiness that the scheduler reports.
-        other_weights: A model of the same shape with other weights.
-    """
-
-    rig: Rig
-    streams: Streams
-    readiness: ReadinessWatch
-    other_weights: Path | None = None
 
 
 def inject(fault: Fault, target: Target) -> None:
@@ -282,6 +263,7 @@ _ACTIONS: dict[Kind, Callable[[Fault, Target], None]] = {
     Kind.EXECUTOR_HUNG: _hang_executor,
     Kind.EXECUTOR_DRAINED: _stop_executor,
     Kind.OTHER_WEIGHTS: _other_weights,
+    **FLEET_ACTIONS,
     Kind.SCHEDULER_KILLED: _kill_scheduler,
     Kind.SCHEDULER_STOPPED: _stop_scheduler,
     Kind.SCHEDULER_PAUSED: _pause(lambda rig: psutil.Process(rig.scheduler.process.pid)),

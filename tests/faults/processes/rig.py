@@ -40,6 +40,7 @@ class RigSettings:
         link: Connection to executors: "direct", or through a proxy of "bytes" or "messages".
         has_client_proxy: True if a proxy of bytes is between clients and scheduler.
         num_executors: Number of places where executors run; the scheduler knows all of them.
+        num_together: Number of them that serve together, from the first; the others stand by.
         scheduler: More options of the scheduler.
         executor: More options of the executors.
         model: Model that they serve.
@@ -48,6 +49,7 @@ class RigSettings:
     link: str = "direct"
     has_client_proxy: bool = False
     num_executors: int = 1
+    num_together: int = 1
     scheduler: tuple[str, ...] = ()
     executor: tuple[str, ...] = ()
     model: Path = BUNDLED_MODEL
@@ -82,7 +84,7 @@ class Rig:
         options = [*EXECUTOR_LIMITS, *settings.executor]
         self.executors = [
             Executor(self.zygote, folder, f"executor-{letter}", settings.model, options)
-            for letter in "ab"[: settings.num_executors]
+            for letter in "abcdefgh"[: settings.num_executors]
         ]
         self.proxies = self._start_proxies()
         self.client_proxy: Controlled | None = None
@@ -128,6 +130,13 @@ class Rig:
     def scheduler(self) -> Process:
         """The newest scheduler."""
         return self.schedulers[-1]
+
+    def executor_addresses(self) -> list[str]:
+        """Return the address at which the scheduler reaches each executor."""
+        ports = [proxy.hello["port"] for proxy in self.proxies] or [
+            executor.port for executor in self.executors
+        ]
+        return [f"127.0.0.1:{port}" for port in ports]
 
     def working_executor(self) -> Executor:
         """Return the executor that is the next to compute a step."""
@@ -199,14 +208,14 @@ class Rig:
         ]
 
     def _start_scheduler(self) -> None:
-        ports = [proxy.hello["port"] for proxy in self.proxies] or [
-            executor.port for executor in self.executors
-        ]
+        addresses, num_together = self.executor_addresses(), self.settings.num_together
+        standby = ",".join(addresses[num_together:])
         arguments = [
             f"--listen={self.listen}",
             f"--admin-listen={self.admin_address}",
             "--metrics-listen=127.0.0.1:0",
-            f"--executor={','.join(f'127.0.0.1:{port}' for port in ports)}",
+            f"--executor={','.join(addresses[:num_together])}",
+            *([f"--standby={standby}"] if standby else ()),
             "--log-format=json",
             *(*PATIENCE, "--stall-deadline-s=600"),  # rigs may set shorter ones
             *self.settings.scheduler,
