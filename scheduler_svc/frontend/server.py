@@ -83,8 +83,7 @@ async def start_servers(
         InvalidConfig: One of them is not host:port, or a file of their security cannot be used.
     """
     refusals = RefusalLines()
-    intake = MessageIntake(connection_share=settings.undecoded_share)
-    errors = ErrorInterceptor(intake, refusals)
+    errors = ErrorInterceptor(MessageIntake(connection_share=settings.undecoded_share), refusals)
     health = HealthServicer()
     publish_health(core, health, (INFERENCE, ADMIN))
     threads = TokenizerThreads(

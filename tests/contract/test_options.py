@@ -64,6 +64,7 @@ class TestAliases:
             "long_prefill_token_threshold": "long_prefill_threshold",
             "track_token_events": "track_generated_token_events",
             "track_paused_events": "track_paused_request_events",
+            "prefix_caching_coordinator_policy": "routing",
         } == {name: meant for name, meant in SCHEDULER.aliases.items() if name not in limits}
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tandem_client.admin import AdminClient, Setting, Stats, is_serving
     from tandem_client.admin.aio import AsyncAdminClient
+    from tandem_client.admin.executors import ExecutorState, ExecutorSummary
     from tandem_client.admin.profile import Profile, ProfileProgress
     from tandem_client.admin.requests import (
         BlockStats,
@@ -139,6 +140,8 @@ __all__ = [
     "EventsNotTracked",
     "ExecutorLoading",
     "ExecutorLost",
+    "ExecutorState",
+    "ExecutorSummary",
     "FailedPrecondition",
     "FeatureUnsupported",
     "FinishReason",
@@ -214,6 +217,7 @@ __all__ = [
 _HOMES = {
     "admin": "AdminClient Setting Stats is_serving",
     "admin.aio": "AsyncAdminClient",
+    "admin.executors": "ExecutorState ExecutorSummary",
     "admin.profile": "Profile ProfileProgress",
     "admin.requests": (
         "BlockStats KvMode RequestEvent RequestEventKind RequestList RequestState RequestSummary"

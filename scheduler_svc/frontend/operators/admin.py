@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import grpc
@@ -10,6 +9,13 @@ import msgspec
 
 from scheduler_svc.executor_client.channel import ExecutorAccess
 from scheduler_svc.frontend.core_client import CoreClient
+from scheduler_svc.frontend.operators.executors import (
+    add_executor,
+    checked_grace_s,
+    drain_executor,
+    list_executors,
+    remove_executor,
+)
 from scheduler_svc.frontend.operators.profile import profile
 from scheduler_svc.frontend.request.validation import check_request_id, check_tenant
 from scheduler_svc.ipc.snapshot import (
@@ -31,7 +37,7 @@ from scheduler_svc.ipc.snapshot import (
     encode_json,
 )
 from tandem.admin.v1 import admin_service_pb2 as pb
-from tandem.admin.v1 import admin_service_pb2_grpc, requests_pb2, stats_pb2
+from tandem.admin.v1 import admin_service_pb2_grpc, executors_pb2, requests_pb2, stats_pb2
 from tandem.errors import InvalidParameter
 from tandem.profile import read_options
 
@@ -64,11 +70,9 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:  # noqa: N802  # named by the proto
         """Stop admission, and wait until live requests have ended or the grace time is over."""
         del context
-        grace_s = request.grace_s if request.HasField("grace_s") else self._drain_grace_s
-        if not (math.isfinite(grace_s) and grace_s >= 0):
-            raise InvalidParameter(
-                f"grace_s must be a finite number of at least 0, got {grace_s}.", field="grace_s"
-            )
+        grace_s = checked_grace_s(
+            request.grace_s if request.HasField("grace_s") else self._drain_grace_s
+        )
         answer = await self._core.query(
             "drain",
             encode_json(DrainArgument(grace_s=grace_s)),
@@ -159,6 +163,34 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         executor = decode_executor(await self._core.query("executor"))
         async for message in profile(executor, request.options, self._executors):
             await context.write(message)
+
+    async def ListExecutors(  # noqa: N802  # named by the proto
+        self, request: executors_pb2.ListExecutorsRequest, context: Context
+    ) -> executors_pb2.ListExecutorsResponse:
+        """List the executors that serve or are to."""
+        del request, context
+        return await list_executors(self._core)
+
+    async def AddExecutor(  # noqa: N802  # named by the proto
+        self, request: executors_pb2.AddExecutorRequest, context: Context
+    ) -> executors_pb2.AddExecutorResponse:
+        """Let another executor serve."""
+        del context
+        return await add_executor(self._core, request)
+
+    async def DrainExecutor(  # noqa: N802  # named by the proto
+        self, request: executors_pb2.DrainExecutorRequest, context: Context
+    ) -> executors_pb2.DrainExecutorResponse:
+        """Free an executor; its requests finish there or move."""
+        del context
+        return await drain_executor(self._core, request, self._drain_grace_s)
+
+    async def RemoveExecutor(  # noqa: N802  # named by the proto
+        self, request: executors_pb2.RemoveExecutorRequest, context: Context
+    ) -> executors_pb2.RemoveExecutorResponse:
+        """Forget an executor; its requests move at once."""
+        del context
+        return await remove_executor(self._core, request)
 
 
 def _tenant(

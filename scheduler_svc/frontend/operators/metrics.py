@@ -7,7 +7,7 @@ Those of statistics that operators also get by GetStats are declared beside thes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from prometheus_client import Metric
@@ -18,7 +18,7 @@ from prometheus_client.core import (
     InfoMetricFamily,
 )
 
-from scheduler_svc.ipc.snapshot import HistogramSnapshot, MetricsSnapshot
+from scheduler_svc.ipc.snapshot import ExecutorRow, HistogramSnapshot, MetricsSnapshot
 from tandem.admin.v1.stats_pb2 import GetStatsResponse as Stats
 from tandem.common.v1 import metric_pb2
 
@@ -34,6 +34,36 @@ HISTOGRAMS = {
     "executor_sample_time": "Sampling of a step, as the executor measured it.",
 }
 """Help text of the metric `tandem_<key>_seconds` by the snapshot's key."""
+
+WITH_SESSION = frozenset({"serving", "draining", "suspended", "silent"})
+"""States of an executor in which it has a session, whose stream may be broken at the moment."""
+
+OF_EXECUTORS: dict[
+    str, tuple[type[CounterMetricFamily | GaugeMetricFamily], str, Callable[[ExecutorRow], float]]
+] = {
+    "attached": (
+        GaugeMetricFamily,
+        "1 while it has a session, and steps can reach it.",
+        lambda row: row.state in WITH_SESSION and not row.away_s,
+    ),
+    "requests_running": (
+        GaugeMetricFamily,
+        "Requests that run there.",
+        lambda row: row.running_requests,
+    ),
+    "kv_blocks_used": (
+        GaugeMetricFamily,
+        "Its KV blocks owned by requests.",
+        lambda row: row.used_blocks,
+    ),
+    "kv_blocks": (GaugeMetricFamily, "All its KV blocks.", lambda row: row.total_blocks),
+    "steps": (CounterMetricFamily, "Its steps whose result was applied.", lambda row: row.steps),
+    "session_losses": (CounterMetricFamily, "Its sessions lost.", lambda row: row.losses),
+}
+"""
+Kind, help text and value of the metric `tandem_each_executor_<key>`, which has a sample for each
+executor, by its address; `tandem_executor_...` are of all of them together.
+"""
 
 # Generated stubs type an extension otherwise than the stubs of protobuf itself: hence Any.
 _FAMILIES: tuple[tuple[Any, type[CounterMetricFamily | GaugeMetricFamily]], ...] = (
@@ -53,6 +83,7 @@ class SnapshotMetrics:
         yield from _declared(self._snapshot.stats)
         yield from _gauges(self._snapshot)
         yield from _counters(self._snapshot)
+        yield from _of_executors(self._snapshot)
         for key, text in HISTOGRAMS.items():
             histogram = self._snapshot.histograms.get(key)
             if histogram is not None:
@@ -136,6 +167,15 @@ def _counters(snapshot: MetricsSnapshot) -> Iterator[Metric]:
         "Bookkeeping errors found while idle; any is a bug.",
         value=snapshot.integrity_failures,
     )
+
+
+def _of_executors(snapshot: MetricsSnapshot) -> Iterator[Metric]:
+    """Yield what is counted of each executor by itself."""
+    for key, (kind, text, value) in OF_EXECUTORS.items():
+        family = kind(f"tandem_each_executor_{key}", text, labels=["executor"])
+        for row in snapshot.executors:
+            family.add_metric([row.address], float(value(row)))
+        yield family
 
 
 def _histogram(

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from tandem.admin.v1 import admin_service_pb2 as admin
 from tandem.admin.v1 import admin_service_pb2_grpc as admin_grpc
-from tandem.admin.v1 import requests_pb2, stats_pb2
-from tandem.errors import EventsNotTracked, RequestNotFound, TandemError
+from tandem.admin.v1 import executors_pb2, requests_pb2, stats_pb2
+from tandem.error_codes import Unimplemented
+from tandem.errors import EventsNotTracked, InvalidParameter, RequestNotFound, TandemError
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.inference.v1 import tokens_pb2
 from tandem.status import to_grpc_status
@@ -47,6 +48,33 @@ EVENTS = (
         at_s=0.5,
         detail="EOS",
         time_to_first_token_s=0.25,
+    ),
+)
+EXECUTORS = (
+    executors_pb2.ExecutorSummary(
+        address="box:1",
+        reached_at="box:3",
+        state=executors_pb2.EXECUTOR_STATE_SERVING,
+        boot_id="boot",
+        model="fake",
+        device="cpu",
+        dtype="float32",
+        running_requests=2,
+        max_requests=32,
+        used_blocks=50,
+        total_blocks=200,
+        cached_blocks=7,
+        steps=1_234,
+        usual_step_s=0.0125,
+        sessions=3,
+        losses=2,
+        device_memory_bytes=1024,
+    ),
+    executors_pb2.ExecutorSummary(
+        address="box:2",
+        state=executors_pb2.EXECUTOR_STATE_REFUSED,
+        why="it serves another model",
+        away_s=12.5,
     ),
 )
 SETTINGS = (("block_size", "16", "default"), ("listen", '"127.0.0.1:1"', "flag"))
@@ -87,12 +115,18 @@ class Seen:
     """Requests that ListRequests finds; None = `REQUESTS`, and more that it leaves off."""
     token_ids_only: bool = False
     """True for a model without a tokenizer, and so without text and chats."""
+    max_request_bytes: int = 1 << 24
+    """Largest message that it says it takes."""
     model_error: TandemError | None = None
     """Error that GetModel fails with."""
     operator_error: TandemError | None = None
     """Error that GetStats fails with."""
     executor_refusal: str = ""
     """Refusal of the executor, as GetStats tells it."""
+    executors: list[executors_pb2.ExecutorSummary] | None = field(default_factory=list)
+    """Executors that ListExecutors finds; None = the server has no such call."""
+    executor_changes: list[tuple[str, str, float | None]] = field(default_factory=list)
+    """Changes of executors: what, address, and grace if there is one."""
     suspensions: list[int | None] = field(default_factory=list)
     """Modes of suspensions, None for a resumption, in order."""
     profiled: list[admin.ProfileRequest] = field(default_factory=list)
@@ -192,6 +226,27 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
             if isinstance(message, TandemError):
                 await context.abort_with_status(to_grpc_status(message))
             yield message
+
+    async def ListExecutors(self, request, context):  # noqa: N802  # the rpc's name
+        if self._seen.executors is None:
+            await context.abort_with_status(to_grpc_status(Unimplemented("no such method")))
+        return executors_pb2.ListExecutorsResponse(executors=self._seen.executors)
+
+    async def AddExecutor(self, request, context):  # noqa: N802  # the rpc's name
+        self._seen.executor_changes.append(("add", request.address, None))
+        if request.address in {one.address for one in self._seen.executors or ()}:
+            error = InvalidParameter(f"{request.address} is named already", field="address")
+            await context.abort_with_status(to_grpc_status(error))
+        return executors_pb2.AddExecutorResponse()
+
+    async def DrainExecutor(self, request, context):  # noqa: N802  # the rpc's name
+        grace = request.grace_s if request.HasField("grace_s") else None
+        self._seen.executor_changes.append(("drain", request.address, grace))
+        return executors_pb2.DrainExecutorResponse(moved_requests=3)
+
+    async def RemoveExecutor(self, request, context):  # noqa: N802  # the rpc's name
+        self._seen.executor_changes.append(("remove", request.address, None))
+        return executors_pb2.RemoveExecutorResponse()
 
     async def FlushPrefixCache(self, request, context):  # noqa: N802  # the rpc's name
         self._seen.num_flushes += 1

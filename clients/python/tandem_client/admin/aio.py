@@ -9,9 +9,10 @@ import grpc
 
 from tandem.admin.v1 import admin_service_pb2 as admin
 from tandem.admin.v1 import admin_service_pb2_grpc as admin_grpc
-from tandem.admin.v1 import requests_pb2
+from tandem.admin.v1 import executors_pb2, requests_pb2
 from tandem.status import from_rpc_error
 from tandem_client.admin.client import Setting, Stats, settings_from_proto
+from tandem_client.admin.executors import ExecutorSummary, executors_from_proto
 from tandem_client.admin.profile import Profile, ProfileProgress, Recording, request_of
 from tandem_client.admin.requests import (
     KvMode,
@@ -151,6 +152,31 @@ class AsyncAdminClient(AsyncConnection):
         answer = await self._unary(self._stub.FlushPrefixCache, request, deadline_s)
         freed: int = answer.freed_blocks
         return freed
+
+    async def executors(self, *, deadline_s: float | None = None) -> tuple[ExecutorSummary, ...]:
+        """Return every executor that serves or is to; the call is cheap and safe to poll."""
+        request = executors_pb2.ListExecutorsRequest()
+        answer = await self._unary(self._stub.ListExecutors, request, deadline_s)
+        return executors_from_proto(answer)
+
+    async def add_executor(self, address: str, *, deadline_s: float | None = None) -> None:
+        """Let another executor serve from now on, or again after it was drained."""
+        request = executors_pb2.AddExecutorRequest(address=address)
+        await self._unary(self._stub.AddExecutor, request, deadline_s)
+
+    async def drain_executor(
+        self, address: str, grace_s: float | None = 30.0, *, deadline_s: float | None = None
+    ) -> int:
+        """Drain an executor, and return the number of choices that moved to the others."""
+        request = executors_pb2.DrainExecutorRequest(address=address, grace_s=grace_s)
+        answer = await self._unary(self._stub.DrainExecutor, request, deadline_s)
+        moved: int = answer.moved_requests
+        return moved
+
+    async def remove_executor(self, address: str, *, deadline_s: float | None = None) -> None:
+        """Move the requests of an executor to the others at once, release it and forget it."""
+        request = executors_pb2.RemoveExecutorRequest(address=address)
+        await self._unary(self._stub.RemoveExecutor, request, deadline_s)
 
     async def profile(
         self,

@@ -11,9 +11,10 @@ import grpc
 
 from tandem.admin.v1 import admin_service_pb2 as admin
 from tandem.admin.v1 import admin_service_pb2_grpc as admin_grpc
-from tandem.admin.v1 import requests_pb2
+from tandem.admin.v1 import executors_pb2, requests_pb2
 from tandem.admin.v1.stats_pb2 import GetStatsResponse
 from tandem.status import from_rpc_error
+from tandem_client.admin.executors import ExecutorSummary, executors_from_proto
 from tandem_client.admin.profile import Profile, ProfileProgress, Recording, request_of
 from tandem_client.admin.requests import (
     KvMode,
@@ -231,6 +232,62 @@ class AdminClient(Connection):
         )
         freed: int = answer.freed_blocks
         return freed
+
+    def executors(self, *, deadline_s: float | None = None) -> tuple[ExecutorSummary, ...]:
+        """Return every executor that serves or is to; the call is cheap and safe to poll."""
+        request = executors_pb2.ListExecutorsRequest()
+        return executors_from_proto(self._unary(self._stub.ListExecutors, request, deadline_s))
+
+    def add_executor(self, address: str, *, deadline_s: float | None = None) -> None:
+        """
+        Let another executor serve from now on, or again after it was drained.
+
+        Args:
+            address: HOST:PORT or unix:PATH at which the scheduler reaches it.
+            deadline_s: Longest wait for the answer in seconds; the executor may attach later.
+
+        Raises:
+            InvalidParameter: It is no address, or the executor is named already.
+        """
+        request = executors_pb2.AddExecutorRequest(address=address)
+        self._unary(self._stub.AddExecutor, request, deadline_s)
+
+    def drain_executor(
+        self, address: str, grace_s: float | None = 30.0, *, deadline_s: float | None = None
+    ) -> int:
+        """
+        Admit no request at an executor, let those that run there finish for a while, move the rest
+        to the other executors, and make the scheduler release it. `add_executor` undoes this.
+
+        Args:
+            address: As in `ExecutorSummary.address`.
+            grace_s: Seconds that requests may go on there; 0 = they move at once, None = the
+                server's default.
+            deadline_s: Longest wait for the answer in seconds; draining goes on after it.
+
+        Returns:
+            Number of choices that moved.
+
+        Raises:
+            InvalidParameter: No executor is named so, or the grace is negative or not finite.
+        """
+        request = executors_pb2.DrainExecutorRequest(address=address, grace_s=grace_s)
+        moved: int = self._unary(self._stub.DrainExecutor, request, deadline_s).moved_requests
+        return moved
+
+    def remove_executor(self, address: str, *, deadline_s: float | None = None) -> None:
+        """
+        Move the requests of an executor to the others at once, release it and forget it.
+
+        Args:
+            address: As in `ExecutorSummary.address`.
+            deadline_s: Longest wait for the answer in seconds.
+
+        Raises:
+            InvalidParameter: No executor is named so.
+        """
+        request = executors_pb2.RemoveExecutorRequest(address=address)
+        self._unary(self._stub.RemoveExecutor, request, deadline_s)
 
     def profile(
         self,

@@ -65,6 +65,9 @@ COMMANDS = {
     "abort": Entry(
         "operation.abort", "End live requests; their streams keep the output produced so far."
     ),
+    "executors": Entry(
+        "operation.executors", "List the executors that serve; add, drain or remove one."
+    ),
     "profile": Entry("operation.profile", "Record a trace of the executor's next steps."),
     "doctor": Entry("doctor", "Check this machine, and a server if one is running."),
     "gateway": Entry(

@@ -8,10 +8,14 @@ import json
 import pytest
 from rich.console import Console
 
+from tandem.admin.v1 import executors_pb2
 from tandem_client import Stats
+from tandem_client.admin.executors import executors_from_proto
+from tandem_client.cli.top.executor_lines import steps_per_s
 from tandem_client.cli.top.rates import rates_between
 from tandem_client.cli.top.table import table
 from tandem_client.cli.top.view import WINDOW_S, Looks
+from tests.clients.python.fake_admin import EXECUTORS
 from tests.stats import changed
 
 ZERO = Stats()
@@ -62,7 +66,8 @@ class TestCommand:
         where = ("--admin-address", server.address)
         content = json.loads(run("top", "--once", "--json", "--interval-s", "0.1", *where).stdout)
 
-        assert {field.name for field in Stats.DESCRIPTOR.fields} | {"rates"} == set(content)
+        names = {field.name for field in Stats.DESCRIPTOR.fields}
+        assert names | {"rates", "executors"} == set(content)
         assert (2, 5, 9) == tuple(
             content[name] for name in ("running_requests", "used_blocks", "total_blocks")
         )
@@ -70,6 +75,75 @@ class TestCommand:
             content["rates"][name]
             for name in ("window_s", "output_tokens_per_s", "ttft_ms", "itl_ms")
         )
+
+
+class TestExecutors:
+    def test_each_has_a_line_where_several_serve(self, run, server):
+        """
+        The table has state, requests, KV memory and steps of each executor, if there are several.
+        """
+        once = ("top", "--once", "--interval-s", "0.1", "--admin-address", server.address)
+        server.seen.executors = list(EXECUTORS)
+        lines = run(*once).stdout.splitlines()
+        first = next(at for at, line in enumerate(lines) if line.startswith("executors"))
+        bar = 2 * "\N{BOX DRAWINGS HEAVY HORIZONTAL}"
+        assert ["executors", "box:1", "serving", "2/32", bar, "25%", "0.0/s"] == lines[
+            first
+        ].split()
+        assert ["box:2", "refused", "0/0", "-", "0.0/s"] == lines[first + 1].split()
+
+        server.seen.executors = server.seen.executors[:1]
+        assert "box:1" not in run(*once).stdout
+
+    def test_older_server_has_no_lines(self, run, server):
+        """
+        A server that does not list its executors is shown as ever.
+        """
+        server.seen.executors = None
+        where = ("--interval-s", "0.1", "--admin-address", server.address)
+        result = run("top", "--once", "--json", *where)
+        assert (0, []) == (result.exit_code, json.loads(result.stdout)["executors"])
+
+    def test_steps_are_those_of_the_window(self):
+        """
+        Steps per second are of each executor by itself; none of one that is new, or began anew.
+        """
+        before = [summary("a", 100), summary("b", 50), summary("c", 9)]
+        now = [summary("a", 130), summary("b", 50), summary("c", 2), summary("d", 7)]
+        assert {"a": 15.0, "b": 0.0} == steps_per_s(now, before, 2.0)
+        assert {} == steps_per_s(now, (), 0.0)
+
+    def test_lines_fit_eighty_columns(self):
+        """
+        A long address is cut in front, where sockets of one folder are alike.
+        """
+        path = "unix:/tmp/tandem-0123456789/executor-"
+        executors = [summary(f"{path}{number}.sock", 10**6) for number in (1, 2)]
+        screen = Console(file=io.StringIO(), width=80)
+        before = [summary(one.address, 0) for one in executors]
+        looks = Looks(changed(SERVING, uptime_s=1.0), before)
+        looks.add(changed(SERVING, uptime_s=3.0), executors)
+        screen.print(looks.as_table(80))
+        shown_lines = [line for line in screen.file.getvalue().splitlines() if ".sock" in line]
+        assert ["executor-1.sock", "executor-2.sock"] == [
+            line.split("/")[1].split()[0] for line in shown_lines
+        ]
+        assert all(line.rstrip().endswith("500000/s") for line in shown_lines)
+
+
+def summary(address, steps):
+    """Return an executor at work, with so many steps."""
+    proto = executors_pb2.ExecutorSummary(
+        address=address,
+        state=executors_pb2.EXECUTOR_STATE_SERVING,
+        running_requests=256,
+        max_requests=256,
+        used_blocks=99_999,
+        total_blocks=100_000,
+        steps=steps,
+    )
+    (one,) = executors_from_proto(executors_pb2.ListExecutorsResponse(executors=[proto]))
+    return one
 
 
 class TestLooks:

@@ -4,17 +4,26 @@ Advice on settings from the counters of a live server: pure rules over two or mo
 Source: SGLang's tuning guide (queue length, token usage, retractions and conservativeness, out of
 memory, lpm or fcfs). The rules look at an interval instead of single log lines. If memory is idle,
 but requests were retracted or steps ran out of memory, the latter count for more.
+
+What a longer queue than is healthy, or slow tokens, are to be answered with:
+
+    the scheduler plans over a fifth of the time    another cell; more executors would wait for it
+    executors compute under four fifths of it       no more executors: they wait for work
+    memory or places in a step are left             the settings that admit more, before executors
+    busy executors, memory or batches full          more executors; each brings memory of its own
+    over 100 ms between tokens, few rows a step     tensor parallel: steps are slow by themselves
+    over 100 ms between tokens, many rows           more executors, with fewer rows each
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from tandem.engine_config import MAX_LPM_WAITING
-from tandem_client.admin import Stats
+from tandem_client.cli.config.load import Load
 
 HEALTHY_QUEUE = range(50, 501)
 GOOD_USAGE = 0.9
@@ -28,57 +37,14 @@ MAX_PLANNING_SHARE = 0.2
 
 RARE_HITS, FREQUENT_HITS = 0.05, 0.2
 """Hit rates of the prefix cache: lpm gains nothing below the first, and pays from the second."""
+BUSY_SHARE = 0.8
+"""Share of the time that executors compute from which more of them would compute more."""
+SLOW_TOKEN_S = 0.1
+"""Seconds between tokens from which a reader waits; as the default of `tandem simulate`."""
+FEW_ROWS = 8
+"""Rows of a step up to which its time is that of one row: reading the weights."""
 PROMPT_CHUNKS = (4096, 2048)
 """Values of chunked_prefill_size that the guide tries in turn; below them, we halve the value."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """
-    Activity of a server over an interval.
-
-    Attributes:
-        seconds: Length of the interval.
-        running: Average number of requests with a slot.
-        waiting: Average number of requests in the waiting queue.
-        token_usage: Average share of KV memory in use, 0 to 1, without blocks that are only cached.
-        retractions: Number of requests that lost their blocks for lack of memory, in the interval.
-        refused: Number of requests refused in the interval.
-        out_of_memory_steps: Number of steps that the executor had no memory for, in the interval.
-        prompt_tokens: Number of prompt tokens computed in the interval.
-        hit_rate: Share of looked-up tokens found in the prefix cache, 0 to 1; None = no token was
-            looked up.
-        planning_share: Share of the time spent planning steps.
-        schedule_policy: Value of this setting.
-        max_batch_size: Value of this setting.
-        conservativeness: Value of schedule_conservativeness.
-        prompt_chunk: Largest number of tokens of one prompt in a step; None = no chunked prefill.
-    """
-
-    seconds: float
-    running: float
-    waiting: float
-    token_usage: float
-    retractions: int
-    refused: int
-    out_of_memory_steps: int
-    prompt_tokens: int
-    hit_rate: float | None
-    planning_share: float
-    schedule_policy: str
-    max_batch_size: int
-    conservativeness: float
-    prompt_chunk: int | None
-
-    @property
-    def retractions_per_minute(self) -> float:
-        """Rate of retractions."""
-        return 60 * self.retractions / self.seconds
-
-    @property
-    def is_idle(self) -> bool:
-        """True if the server had no request, running or waiting."""
-        return self.running + self.waiting == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,48 +59,6 @@ class Advice:
     value: float | None = None
 
 
-def load_between(samples: Sequence[Stats], settings: Mapping[str, Any]) -> Load:
-    """
-    Compute the load from at least two snapshots of one server.
-
-    Args:
-        samples: Snapshots, oldest first.
-        settings: Settings in force on the server, by name.
-
-    Raises:
-        ValueError: There are fewer than two, or the uptime did not grow: the server was restarted.
-    """
-    first, last = samples[0], samples[-1]
-    seconds = last.uptime_s - first.uptime_s
-    if len(samples) < 2 or seconds <= 0:
-        raise ValueError("two readings of one running server are needed")
-    looked_up = last.prefix_cache_lookup_tokens - first.prefix_cache_lookup_tokens
-    found = last.prefix_cache_hit_tokens - first.prefix_cache_hit_tokens
-    return Load(
-        seconds=seconds,
-        running=_mean([one.running_requests for one in samples]),
-        waiting=_mean([one.waiting_requests for one in samples]),
-        token_usage=_mean([one.token_usage for one in samples]),
-        retractions=last.retractions - first.retractions,
-        refused=last.refused_requests - first.refused_requests,
-        out_of_memory_steps=last.out_of_memory_steps - first.out_of_memory_steps,
-        prompt_tokens=last.prefill_tokens - first.prefill_tokens,
-        hit_rate=found / looked_up if looked_up else None,
-        planning_share=(last.schedule_s - first.schedule_s) / seconds,
-        schedule_policy=last.schedule_policy,
-        max_batch_size=settings["max_batch_size"],
-        conservativeness=settings["schedule_conservativeness"],
-        prompt_chunk=_prompt_chunk(settings),
-    )
-
-
-def _prompt_chunk(settings: Mapping[str, Any]) -> int | None:
-    if not settings["enable_chunked_prefill"]:
-        return None
-    chunk, most = settings["chunked_prefill_size"], settings["max_total_tokens"]
-    return int(min(chunk, most) if chunk > 0 else most)
-
-
 def advise(load: Load) -> list[Advice]:
     """Return the findings of all rules, also those that advise no change."""
     if load.is_idle:
@@ -146,7 +70,7 @@ def advise(load: Load) -> list[Advice]:
                 advice="ask again while the server is busy",
             )
         ]
-    rules = (_queue, _usage, _out_of_memory, _retractions, _order, _planning)
+    rules = (_queue, _usage, _out_of_memory, _retractions, _order, _planning, _executors, _tokens)
     return [finding for rule in rules for finding in rule(load)]
 
 
@@ -165,8 +89,8 @@ def _queue(load: Load) -> Iterator[Advice]:
         yield Advice(verdict="ok", subject="queue", fact=fact, advice="healthy")
     else:
         advice = (
-            "long: requests wait for the queue, not for the model; send some to another server, or "
-            "bound the queue with max_queued_requests"
+            "long: requests wait for the queue, not for the model; serve more at once, see "
+            "executors, or bound the queue with max_queued_requests"
         )
         yield Advice(verdict="change", subject="queue", fact=fact, advice=advice)
     if load.refused:
@@ -187,11 +111,11 @@ def _usage(load: Load) -> Iterator[Advice]:
     elif _is_retracting(load):
         advice = "low, but raising it would retract even more"
         yield Advice(verdict="ok", subject="memory", fact=fact, advice=advice)
-    elif load.running >= load.max_batch_size:
+    elif load.running >= load.places:
         yield Advice(
             verdict="change",
             subject="memory",
-            fact=f"{fact} with {load.running:.0f} of {load.max_batch_size} sequences running",
+            fact=f"{fact} with {load.running:.0f} of {load.places} sequences running",
             advice="every place in a step is taken: raise max_batch_size",
             setting="max_batch_size",
             value=2 * load.max_batch_size,
@@ -310,9 +234,59 @@ def _planning(load: Load) -> Iterator[Advice]:
         )
 
 
+def _executors(load: Load) -> Iterator[Advice]:
+    """Say whether more executors would shorten the queue."""
+    if load.busy_share is None:
+        return
+    fact = f"{load.executors}, computing {100 * load.busy_share:.0f} % of the time"
+    has_room = load.token_usage <= GOOD_USAGE and load.running < load.places
+    advice, is_change = "", False
+    if load.waiting <= HEALTHY_QUEUE[-1]:
+        advice = "enough for this queue"
+    elif load.planning_share > MAX_PLANNING_SHARE:
+        advice = "the scheduler is the limit: send some requests to another cell"
+        is_change = True
+    elif load.busy_share < BUSY_SHARE:
+        advice = "they wait for work: more executors would wait too"
+    elif has_room or _is_retracting(load) or load.out_of_memory_steps:
+        advice = "they could run more requests as they are: follow the other advice first"
+    elif load.token_usage <= GOOD_USAGE:
+        advice = "every place in a step is taken: raise max_batch_size, then add executors"
+        is_change = True
+    else:
+        advice = (
+            "busy and their memory full: add executors (--executor), each brings memory; where "
+            "weights take most of it, tensor parallel frees more"
+        )
+        is_change = True
+    yield Advice(
+        verdict="change" if is_change else "ok", subject="executors", fact=fact, advice=advice
+    )
+
+
+def _tokens(load: Load) -> Iterator[Advice]:
+    """Say what would make slow tokens faster, where it is the device that takes their time."""
+    if load.step_s is None or load.inter_token_s is None:
+        return
+    fact = f"{1e3 * load.inter_token_s:.0f} ms apart, {1e3 * load.step_s:.0f} ms a step"
+    advice, is_change = "", load.inter_token_s > SLOW_TOKEN_S
+    rows = load.running / load.executors
+    if is_change and load.step_s < load.inter_token_s / 2:
+        advice = "slow, but not by the model: requests pause between their steps"
+    elif is_change and rows <= FEW_ROWS:
+        advice = (
+            f"steps are slow with {rows:.0f} rows: tensor parallel makes each shorter, more "
+            "executors do not"
+        )
+    elif is_change:
+        advice = (
+            f"steps have {rows:.0f} rows: add executors (--executor) or lower max_batch_size; for "
+            "one request alone, tensor parallel"
+        )
+    yield Advice(
+        verdict="change" if is_change else "ok", subject="tokens", fact=fact, advice=advice
+    )
+
+
 def _is_retracting(load: Load) -> bool:
     return load.retractions_per_minute > MAX_RETRACTIONS_PER_MINUTE
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -11,8 +11,9 @@ import typer
 
 from tandem_client.admin import AdminClient
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS, ChannelOptions
-from tandem_client.cli.config.advice import Advice, Load, load_between
+from tandem_client.cli.config.advice import Advice
 from tandem_client.cli.config.advice import advise as advise_on
+from tandem_client.cli.config.load import Load, load_between
 from tandem_client.cli.shared import options
 from tandem_client.cli.shared.access import takes_access
 from tandem_client.cli.shared.failures import fail, readable_errors

@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tandem_client.cli.local_server.services import LocalServer, ServiceFailed, local_server
+from tandem_client.cli.local_server.service import ServiceFailed
+from tandem_client.cli.local_server.services import LocalServer, local_server
 from tandem_client.cli.shared.failures import fail
 from tandem_client.cli.shared.waiting import say
 

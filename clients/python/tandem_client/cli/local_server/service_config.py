@@ -51,6 +51,19 @@ def check_model(executor_arguments: Sequence[str]) -> None:
     _dry_run("executor", executor_arguments)
 
 
+def memory_plan(executor_arguments: Sequence[str]) -> dict[str, Any]:
+    """
+    Return the memory plan of an executor as its dry run prints it, without loading weights.
+
+    Raises:
+        typer.Exit: The executor cannot serve that model; the reason was printed.
+    """
+    plan: dict[str, Any] = json.loads(
+        _dry_run("executor", [*executor_arguments, "--log-format=json"])
+    )
+    return plan
+
+
 def check_files(scheduler_arguments: Sequence[str]) -> None:
     """
     Let the scheduler check its certificates and its files of tokens.
@@ -61,7 +74,7 @@ def check_files(scheduler_arguments: Sequence[str]) -> None:
     _dry_run("scheduler", scheduler_arguments)
 
 
-def _dry_run(service: ServiceName, arguments: Sequence[str]) -> None:
+def _dry_run(service: ServiceName, arguments: Sequence[str]) -> str:
     # The addresses of the link that a file may name are not used: it is a socket of our own.
     link = [*plain_link(service), "--insecure-link"]
     ran = subprocess.run(  # noqa: S603  # our own interpreter
@@ -71,6 +84,7 @@ def _dry_run(service: ServiceName, arguments: Sequence[str]) -> None:
         check=False,
     )
     _check_outcome(service, ran.returncode, ran.stderr)
+    return ran.stdout
 
 
 def _check_outcome(service: str, status: int, errors: str) -> None:

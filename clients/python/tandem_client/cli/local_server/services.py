@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import re
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tandem.errors import TandemError
 from tandem.process.temporary import temporary_folder
 from tandem.settings.options import ServiceName, flag_of
-from tandem_client.admin import is_serving
-from tandem_client.cli.shared.failures import ExitCode, Terminated, signal_name
+from tandem_client.admin import AdminClient, is_serving
+from tandem_client.admin.executors import ExecutorState
+from tandem_client.cli.local_server.service import Service, ServiceFailed
+from tandem_client.cli.shared.failures import ExitCode, Terminated
 from tandem_client.cli.shared.never_ready import why_never
+from tandem_client.streams.retry import NO_RETRY
 
-CHILD = Path(__file__).with_name("child.py")
 POLL_S = 0.05
-EXECUTOR_SOCKET = "executor.sock"
 SCHEDULER_SOCKET = "scheduler.sock"
 LINK_SECURITY: Mapping[ServiceName, tuple[str, ...]] = {
     "executor": ("tls_cert", "tls_key", "tls_client_ca", "link_token_file", "insecure_link"),
@@ -49,111 +46,21 @@ RESTARTS = 3
 RESTARTS_WITHIN_S = 120.0
 
 _ANY_HOST = ("0.0.0.0:", "[::]:")
-_REASON_LINE = re.compile(r"^[A-Z][A-Z_]+: .+")
-_ERROR_LINE = re.compile(r'\[error *\]|"level": ?"error"')
-
-
-class ServiceFailed(Exception):
-    """Error of a child process that ended unexpectedly or did not become ready."""
-
-    def __init__(self, line: str, code: ExitCode = ExitCode.FAILED) -> None:
-        super().__init__(line)
-        self.line = line
-        self.code = code
-
-
-class Service:
-    """One child process, in a process group of its own, with its log and ready file."""
-
-    def __init__(self, name: str, module: str, arguments: Sequence[str], folder: Path) -> None:
-        self.name = name
-        self.log = folder / f"{name}.log"
-        self._ready_file = folder / f"{name}.json"
-        shim = [sys.executable, "-I", "-S", str(CHILD), str(os.getpid())]
-        command = [sys.executable, "-m", module, *arguments, "--ready-file", str(self._ready_file)]
-        self._command = [*shim, *command]
-        self.log.write_bytes(b"")
-        self.process = self._spawn()
-
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        with self.log.open("ab") as log:
-            # In a group of its own: Ctrl-C in the terminal reaches only us, and we stop the
-            # services in the right order.
-            return subprocess.Popen(  # noqa: S603  # our own interpreter
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def replace(self, argument: str, other: str) -> None:
-        """Have the next start use another argument, such as a port that this one got."""
-        self._command = [other if one == argument else one for one in self._command]
-
-    def restart(self) -> None:
-        """Start the process again after it ended; its log is appended to."""
-        self.kill()
-        self._ready_file.unlink(missing_ok=True)
-        self.process = self._spawn()
-
-    def addresses(self) -> dict[str, Any] | None:
-        """Return the content of the ready file; None before it exists."""
-        try:
-            content: dict[str, Any] = json.loads(self._ready_file.read_text())
-        except (FileNotFoundError, ValueError):
-            return None
-        return content
-
-    def check(self) -> None:
-        """
-        Make sure that the process runs.
-
-        Raises:
-            ServiceFailed: The process ended; the line has its `last_word`.
-        """
-        status = self.process.poll()
-        if status is None:
-            return
-        code = ExitCode.USAGE if status == ExitCode.USAGE else ExitCode.FAILED
-        if status < 0:
-            raise ServiceFailed(f"the {self.name} was killed by {signal_name(-status)}", code)
-        raise ServiceFailed(f"the {self.name} ended (exit code {status}): {self.last_word()}", code)
-
-    def stop(self, grace_s: float) -> None:
-        """Ask the process to end, wait, and kill the remaining processes of its group."""
-        if self.process.poll() is None:
-            self.process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(grace_s)
-        self.kill()
-
-    def kill(self) -> None:
-        """Kill its whole process group at once."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-    def last_word(self) -> str:
-        """Return the last error it reported, or else logged, or else the last line it wrote."""
-        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()]
-        reasons = [line for line in lines if _REASON_LINE.match(line)]
-        errors = [line for line in lines if _ERROR_LINE.search(line)]
-        written = [line for line in lines if line]
-        return (reasons or errors or written or [f"it wrote nothing to {self.log}"])[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalServer:
     """
-    Plan of a server to start. The executor listens on a socket that only the scheduler can reach.
+    Plan of a server to start. Executors listen on sockets that only the scheduler can reach.
 
     Attributes:
         executor_arguments: Arguments of `python -m executor_svc`, with the model, without an
             address; last come ours, so that nothing else secures the link between both.
+        executor_shares: Further arguments of each executor, which give it its share of the machine;
+            as many executors are started, one at least.
         scheduler_arguments: Arguments of `python -m scheduler_svc`, without the executor's address.
         drain_grace_s: Seconds that running requests may go on after a stop.
-        start_timeout_s: Seconds within which both services must be ready.
+        start_timeout_s: Seconds within which all services must be ready.
         log_folder: Folder of the logs; None = a temporary folder, copied after a failure.
         openai_listen: HTTP address of a gateway with OpenAI's API; None = no gateway.
         gateway_arguments: Further arguments of the gateway.
@@ -161,11 +68,18 @@ class LocalServer:
 
     executor_arguments: Sequence[str]
     scheduler_arguments: Sequence[str]
+    executor_shares: Sequence[Sequence[str]] = ((),)
     drain_grace_s: float = 0.0
     start_timeout_s: float = 300.0
     log_folder: Path | None = None
     openai_listen: str | None = None
     gateway_arguments: Sequence[str] = ()
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Number of each executor; one alone has the number 0."""
+        num_executors = len(self.executor_shares)
+        return range(1, num_executors + 1) if num_executors > 1 else (0,)
 
 
 @dataclass(slots=True, eq=False)
@@ -179,7 +93,7 @@ class RunningServer:
     services: list[Service] = field(default_factory=list)
     address: str = ""
     local_address: str = ""
-    executor_address: str = ""
+    executor_addresses: Sequence[str] = ()
     admin_address: str | None = None
     metrics_address: str | None = None
     openai_address: str | None = None
@@ -192,8 +106,8 @@ class RunningServer:
 
     def keep_up(self, now_s: float) -> str | None:
         """
-        Restart the executor or the gateway if it ended; requests wait in the scheduler for an
-        executor, and a gateway listens where it did before.
+        Restart an executor or the gateway if it ended; requests wait in the scheduler for an
+        executor, or go on at another, and a gateway listens where it did before.
 
         Args:
             now_s: Monotonic time in seconds.
@@ -205,11 +119,11 @@ class RunningServer:
             ServiceFailed: The scheduler ended, or another service over a wrong setting or model,
                 or more than RESTARTS times within RESTARTS_WITHIN_S.
         """
-        for service in sorted(self.services, key=lambda one: one.name in RESTARTED):
+        for service in sorted(self.services, key=lambda one: one.program in RESTARTED):
             try:
                 service.check()
             except ServiceFailed as failure:
-                if service.name not in RESTARTED or failure.code is ExitCode.USAGE:
+                if service.program not in RESTARTED or failure.code is ExitCode.USAGE:
                     raise
                 before_s = self._restarts_s.get(service.name, [])
                 recent_s = [at_s for at_s in before_s if now_s - at_s < RESTARTS_WITHIN_S]
@@ -224,7 +138,7 @@ class RunningServer:
         return None
 
     def stop(self, grace_s: float) -> None:
-        """Stop the gateway and the scheduler, which finish their requests, then the executor."""
+        """Stop the gateway and the scheduler, which finish their requests, then executors."""
         try:
             for service in reversed(self.services):
                 service.stop(grace_s + STOP_S)
@@ -247,7 +161,8 @@ def local_server(plan: LocalServer, say: Callable[[str], None]) -> Iterator[Runn
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_stop_signals())
-        private = temporary_folder("tandem-", deepest=f"{SCHEDULER_SOCKET}.lock")
+        sockets = [SCHEDULER_SOCKET, *(_executor_socket(number) for number in plan.numbers)]
+        private = temporary_folder("tandem-", deepest=f"{max(sockets, key=len)}.lock")
         stack.callback(shutil.rmtree, private, ignore_errors=True)
         server = RunningServer(plan.log_folder or private)
         server.log_folder.mkdir(parents=True, exist_ok=True)
@@ -280,30 +195,21 @@ def _start(
     server: RunningServer, plan: LocalServer, private: Path, say: Callable[[str], None]
 ) -> None:
     deadline_s = time.monotonic() + plan.start_timeout_s
-    folder = server.log_folder
-    for name in ("executor", "scheduler", "gateway"):
-        (folder / f"{name}.json").unlink(missing_ok=True)
-    # A socket in our own folder needs no search for a free port, so both start at once, and no
-    # other user can reach the executor.
-    executor_address = f"unix:{private / EXECUTOR_SOCKET}"
-    server.executor_address = executor_address
+    say("starting")
+    executors = _start_executors(server, plan, private)
     # The ports may ask for certificates and tokens that we do not have: our calls go here.
     server.local_address = f"unix:{private / SCHEDULER_SOCKET}"
-    ours = [f"--executor={executor_address}", f"--local-listen={server.local_address}"]
-    drain = f"--drain-grace-s={plan.drain_grace_s}"
-    say("starting")
-    executor = Service(
-        "executor",
-        "executor_svc",
-        [f"--listen={executor_address}", *plan.executor_arguments, *plain_link("executor")],
-        folder,
-    )
-    server.services.append(executor)
     scheduler = Service(
         "scheduler",
         "scheduler_svc",
-        [*ours, drain, *plan.scheduler_arguments, *plain_link("scheduler")],
-        folder,
+        [
+            f"--executor={','.join(server.executor_addresses)}",
+            f"--local-listen={server.local_address}",
+            f"--drain-grace-s={plan.drain_grace_s}",
+            *plan.scheduler_arguments,
+            *plain_link("scheduler"),
+        ],
+        server.log_folder,
     )
     server.services.append(scheduler)
     addresses = _wait_for(server, scheduler.addresses, scheduler, deadline_s)
@@ -311,11 +217,35 @@ def _start(
     server.admin_address = addresses.get("admin_address")
     server.metrics_address = addresses.get("metrics_address")
     say("loading the model")
-    _wait_for(server, lambda: _is_ready(executor_address), executor, deadline_s)
-    say("attaching the executor")
+    for executor, address in zip(executors, server.executor_addresses, strict=True):
+        _wait_for(server, partial(_is_ready, address), executor, deadline_s)
+    say("attaching the executor" if len(executors) == 1 else "attaching the executors")
     _wait_for(server, lambda: _is_usable(server.local_address), scheduler, deadline_s)
+    if len(executors) > 1:
+        _wait_for(server, lambda: _all_serve(server.local_address), scheduler, deadline_s)
     if plan.openai_listen is not None:
         _start_gateway(server, plan, deadline_s)
+
+
+def _start_executors(server: RunningServer, plan: LocalServer, private: Path) -> list[Service]:
+    # A socket in our own folder needs no search for a free port, so all services start at once,
+    # and no other user can reach an executor.
+    sockets = [private / _executor_socket(number) for number in plan.numbers]
+    server.executor_addresses = [f"unix:{socket}" for socket in sockets]
+    executors = []
+    for number, address, share in zip(
+        plan.numbers, server.executor_addresses, plan.executor_shares, strict=True
+    ):
+        listen = f"--listen={address}"
+        arguments = [listen, *plan.executor_arguments, *share, *plain_link("executor")]
+        executor = Service("executor", "executor_svc", arguments, server.log_folder, number)
+        server.services.append(executor)  # each at once, so that it is stopped in any case
+        executors.append(executor)
+    return executors
+
+
+def _executor_socket(number: int) -> str:
+    return f"executor-{number}.sock" if number else "executor.sock"
 
 
 def plain_link(service: ServiceName) -> list[str]:
@@ -358,6 +288,24 @@ def _is_usable(address: str) -> bool:
     if never is not None:
         raise ServiceFailed(*never)
     return False
+
+
+def _all_serve(address: str) -> bool:
+    """
+    Return True if every executor serves.
+
+    Raises:
+        ServiceFailed: The scheduler cannot use one of them beside the others.
+    """
+    try:
+        with AdminClient(address, retry=NO_RETRY) as admin:
+            executors = admin.executors(deadline_s=2.0)
+    except TandemError:
+        return False
+    for one in executors:
+        if one.state is ExecutorState.REFUSED:
+            raise ServiceFailed(f"executor {one.address} is not used: {one.why}", ExitCode.USAGE)
+    return all(one.state is ExecutorState.SERVING for one in executors)
 
 
 def _is_ready(address: str) -> bool:

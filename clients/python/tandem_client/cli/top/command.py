@@ -13,13 +13,14 @@ from rich.live import Live
 
 from tandem.errors import TandemError
 from tandem_client.admin import AdminClient, Stats
+from tandem_client.admin.executors import ExecutorSummary
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS, ChannelOptions
 from tandem_client.cli.shared import options
 from tandem_client.cli.shared.access import takes_access
+from tandem_client.cli.shared.executor_words import as_plain, executors_of
 from tandem_client.cli.shared.failures import readable_errors
 from tandem_client.cli.shared.waiting import Waits, no_answer
 from tandem_client.cli.top.rates import rates_between
-from tandem_client.cli.top.table import table
 from tandem_client.cli.top.view import Looks, View
 
 LOOK_S = 10.0
@@ -47,7 +48,7 @@ def top(
     """
     with AdminClient(address, retry=options.RETRY, options=channel) as admin:
         with Waits(no_answer(address)):
-            looks = Looks(admin.stats())
+            looks = Looks(*_look(admin))
         console = Console()
         # A table that is redrawn in place needs a terminal; a file or pipe gets each look in turn.
         if once or as_json or not console.is_terminal:
@@ -63,11 +64,11 @@ def _watch(admin: AdminClient, view: View, console: Console, interval_s: float) 
             time.sleep(interval_s)
             view.ask()
             try:
-                stats = admin.stats(deadline_s=LOOK_S)
+                seen = _look(admin, deadline_s=LOOK_S)
             except TandemError as error:
                 view.failed(error)
             else:
-                view.answered(stats)
+                view.answered(*seen)
 
 
 def _print_looks(
@@ -84,16 +85,26 @@ def _print_looks(
         time.sleep(interval_s)
         clock = time.strftime("%H:%M:%S")
         with Waits(f"waiting: {address} has not answered since {clock}; still asking"):
-            looks.add(admin.stats())
+            looks.add(*_look(admin))
         if as_json:
             rates = rates_between(looks.now, looks.before)
-            content = _by_name(looks.now) | {"rates": dataclasses.asdict(rates)}
+            content = _by_name(looks.now) | {
+                "rates": dataclasses.asdict(rates),
+                "executors": [as_plain(one) for one in looks.executors],
+            }
             typer.echo(json.dumps(content))
         else:
             console = Console()
-            console.print(table(looks.now, looks.before, console.width))
+            console.print(looks.as_table(console.width))
         if once:
             return
+
+
+def _look(
+    admin: AdminClient, deadline_s: float | None = None
+) -> tuple[Stats, tuple[ExecutorSummary, ...]]:
+    """Return a server's statistics and its executors."""
+    return admin.stats(deadline_s=deadline_s), executors_of(admin, deadline_s)
 
 
 def _by_name(stats: Stats) -> dict[str, Any]:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from tandem_client.admin import Stats
+from tandem_client.admin.executors import ExecutorSummary
 from tandem_client.cli.shared.unready import why_unready
+from tandem_client.cli.top.executor_lines import executor_lines, kv_bar, steps_per_s
 from tandem_client.cli.top.rates import Rates, rates_between
 
 BAR_WIDTH = 24
-FULL, NEARLY_FULL = 0.95, 0.8
 
 
-def table(now: Stats, before: Stats | None, width: int = 80) -> RenderableType:
+def table(
+    now: Stats,
+    before: Stats | None,
+    width: int = 80,
+    *,
+    executors: Sequence[ExecutorSummary] = (),
+    executors_before: Sequence[ExecutorSummary] = (),
+) -> RenderableType:
     """
     Return a snapshot as a table.
 
@@ -23,8 +32,11 @@ def table(now: Stats, before: Stats | None, width: int = 80) -> RenderableType:
         now: The newest snapshot.
         before: The snapshot from which rates and means count; None = there is none yet.
         width: Columns of the terminal.
+        executors: The executors at the newest snapshot; none = the server does not list them.
+        executors_before: The executors at the earlier one.
     """
     rates = rates_between(now, before)
+    steps = steps_per_s(executors, executors_before, rates.window_s)
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
@@ -41,6 +53,7 @@ def table(now: Stats, before: Stats | None, width: int = 80) -> RenderableType:
         ("preempted", _preempted(now)),
         ("host memory", _host_memory(now)),
         ("executor", executor_line(now)),
+        ("executors", executor_lines(executors, steps)),
     ):
         if value is not None:
             grid.add_row(name, value)
@@ -73,10 +86,7 @@ def _requests(now: Stats) -> Text:
 
 def _kv_cache(now: Stats, bar_width: int) -> RenderableType:
     used = now.token_usage
-    colour = "red" if used >= FULL else "yellow" if used >= NEARLY_FULL else "green"
-    bar = ProgressBar(
-        total=1.0, completed=used, width=bar_width, complete_style=colour, finished_style=colour
-    )
+    bar = kv_bar(used, bar_width)
     size, unit = (now.block_size, "tokens") if now.block_size else (1, "blocks")
     line = Table.grid(padding=(0, 1))
     line.add_row(

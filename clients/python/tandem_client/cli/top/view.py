@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from tandem.error_codes import DeadlineExceeded, TandemError
 from tandem.status import CallCancelled, PeerUnavailable
 from tandem_client.admin import Stats
+from tandem_client.admin.executors import ExecutorSummary
 from tandem_client.cli.top.table import duration, table
 from tandem_client.streams.retry import is_transient
 
@@ -26,28 +27,48 @@ _NO_ANSWER = (CallCancelled, DeadlineExceeded)
 
 
 class Looks:
-    """Snapshots of the last seconds."""
+    """Snapshots of the last seconds, each with the executors of its moment."""
 
-    def __init__(self, first: Stats) -> None:
-        self._kept = deque([first])
+    def __init__(self, first: Stats, executors: Sequence[ExecutorSummary] = ()) -> None:
+        self._kept = deque([(first, executors)])
 
     @property
     def now(self) -> Stats:
         """Newest snapshot."""
-        return self._kept[-1]
+        return self._kept[-1][0]
 
     @property
     def before(self) -> Stats | None:
         """Snapshot from which rates count; None until there are two of the same server run."""
-        return self._kept[0] if len(self._kept) > 1 else None
+        return self._kept[0][0] if len(self._kept) > 1 else None
 
-    def add(self, stats: Stats) -> None:
+    @property
+    def executors(self) -> Sequence[ExecutorSummary]:
+        """Executors at the newest snapshot."""
+        return self._kept[-1][1]
+
+    @property
+    def executors_before(self) -> Sequence[ExecutorSummary]:
+        """Executors at the snapshot from which rates count; none without one."""
+        return self._kept[0][1] if len(self._kept) > 1 else ()
+
+    def add(self, stats: Stats, executors: Sequence[ExecutorSummary] = ()) -> None:
         """Add a snapshot; drop those that are too old or from before a restart of the server."""
         if stats.uptime_s < self.now.uptime_s:
             self._kept.clear()
-        self._kept.append(stats)
-        while len(self._kept) > 2 and stats.uptime_s - self._kept[1].uptime_s >= WINDOW_S:
+        self._kept.append((stats, executors))
+        while len(self._kept) > 2 and stats.uptime_s - self._kept[1][0].uptime_s >= WINDOW_S:
             self._kept.popleft()
+
+    def as_table(self, width: int) -> RenderableType:
+        """Return the newest snapshot as a table."""
+        return table(
+            self.now,
+            self.before,
+            width,
+            executors=self.executors,
+            executors_before=self.executors_before,
+        )
 
 
 class View:
@@ -71,9 +92,9 @@ class View:
         if self._asked_s is None:
             self._asked_s = self._clock()
 
-    def answered(self, stats: Stats) -> None:
+    def answered(self, stats: Stats, executors: Sequence[ExecutorSummary] = ()) -> None:
         """Record the answer."""
-        self._looks.add(stats)
+        self._looks.add(stats, executors)
         self._asked_s = self._error = None
 
     def failed(self, error: TandemError) -> None:
@@ -116,4 +137,4 @@ class View:
         trouble = self.trouble()
         if trouble is not None:
             yield Text(trouble, style="bold red")
-        yield table(self._looks.now, self._looks.before, options.max_width)
+        yield self._looks.as_table(options.max_width)

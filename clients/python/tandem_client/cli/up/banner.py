@@ -47,7 +47,7 @@ def banner(
     """
     with Client(server.local_address) as client:
         model = client.get_model(deadline_s=DEADLINE_S)
-    about = describe(server.executor_address)
+    about = [describe(address) for address in server.executor_addresses]
     lines = [f"serving at {server.address} (ready after {took_s:.1f} s)"]
     lines += described(model, about, is_bundled=is_bundled)
     settings = settings or {}
@@ -72,7 +72,7 @@ def banner(
                 address, is_encrypted=encrypted, is_authenticated=authenticated
             )
             lines += [f"  warning    {address}: {why}"] if why else []
-    lines += [f"  warning    {text}" for text in one_line_each([*warnings, *about.warnings])]
+    lines += [f"  warning    {text}" for text in _of_all(warnings, about)]
     examples = to_try(server.address, model, is_bundled=is_bundled)
     examples += needed_to_call(settings)
     return [*lines, "try it:", *(f"  {line}" for line in examples), "Ctrl-C stops it"]
@@ -99,23 +99,39 @@ def describe(executor_address: str) -> executor_pb2.DescribeResponse:
     return answer
 
 
-def described(model: Model, about: executor_pb2.DescribeResponse, *, is_bundled: bool) -> list[str]:
-    """Return the lines on model, device and memory."""
+def described(
+    model: Model, executors: Sequence[executor_pb2.DescribeResponse], *, is_bundled: bool
+) -> list[str]:
+    """Return the lines on model, devices and memory."""
+    about = executors[0]
     size = f", {_count(about.num_parameters)} parameters" if about.num_parameters else ""
     note = "; a small test model, for trying Tandem out" if is_bundled else ""
-    threads = f", {about.num_threads} threads" if about.device == "cpu" else ""
-    kv_tokens = about.num_blocks * about.block_size
-    kv_bytes = about.num_blocks * about.kv_bytes_per_block
+    kv_tokens = sum(one.num_blocks * one.block_size for one in executors)
+    kv_bytes = sum(one.num_blocks * one.kv_bytes_per_block for one in executors)
+    devices = dict.fromkeys(_device(one) for one in executors)
+    together = "" if len(executors) == 1 else f"{len(executors)} executors, each on "
+    in_all = "" if len(executors) == 1 else f" in {len(executors)} executors"
     return [
         f"  model      {model.name} ({model.architecture}{size}, {model.dtype}){note}",
-        f"  device     {about.device}{threads}",
+        f"  device     {together}{' or '.join(devices)}",
         f"  context    {model.max_model_len:,} tokens of prompt and output",
-        f"  KV cache   {kv_tokens:,} tokens, {_size(kv_bytes)}",
+        f"  KV cache   {kv_tokens:,} tokens, {_size(kv_bytes)}{in_all}",
     ]
 
 
+def _device(about: executor_pb2.DescribeResponse) -> str:
+    threads = f", {about.num_threads} threads" if about.device == "cpu" else ""
+    return f"{about.device}{threads}"
+
+
+def _of_all(
+    warnings: Sequence[str], executors: Sequence[executor_pb2.DescribeResponse]
+) -> list[str]:
+    return one_line_each([*warnings, *(text for one in executors for text in one.warnings)])
+
+
 def one_line_each(warnings: Sequence[str]) -> list[str]:
-    """Return the warnings without line breaks, each once: both services may give the same."""
+    """Return the warnings without line breaks, each once: several services may give the same."""
     return list(dict.fromkeys(" ".join(text.split()) for text in warnings))
 
 

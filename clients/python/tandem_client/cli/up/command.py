@@ -18,13 +18,9 @@ from tandem.errors import AddressInUse, TandemError
 from tandem.network.listen_address import check_all_free
 from tandem.settings.options import table_of
 from tandem_client.admin import AdminClient
+from tandem_client.cli.local_server.service import ServiceFailed
 from tandem_client.cli.local_server.service_config import ask_services, check_files, check_model
-from tandem_client.cli.local_server.services import (
-    LocalServer,
-    RunningServer,
-    ServiceFailed,
-    local_server,
-)
+from tandem_client.cli.local_server.services import LocalServer, RunningServer, local_server
 from tandem_client.cli.shared.failures import Terminated, fail, readable_errors
 from tandem_client.cli.up.banner import banner
 from tandem_client.cli.up.free_ports import free_instead
@@ -37,6 +33,7 @@ from tandem_client.cli.up.service_flags import (
     flags_for,
     takes_service_flags,
 )
+from tandem_client.cli.up.shares import shares_of
 from tandem_client.streams.retry import NO_RETRY
 
 LISTENING = ("listen", "admin_listen", "metrics_listen")
@@ -46,6 +43,7 @@ WATCH_S = 0.2
 DRAIN_LOOK_S = 1.0
 DRAIN_GRACE_S = 5.0
 START_TIMEOUT_S = 300.0
+MAX_EXECUTORS = 64
 
 Model = Annotated[
     Path | None,
@@ -76,6 +74,19 @@ OpenAI = Annotated[
         help="Serve OpenAI's HTTP API too, at HOST:PORT, for example 127.0.0.1:8000.",
     ),
 ]
+NumExecutors = Annotated[
+    int | None,
+    typer.Option(
+        "--dp-size",
+        "--num-executors",
+        metavar="INT",
+        min=1,
+        max=MAX_EXECUTORS,
+        help="Executors that serve together, each with a copy of the model. They share out the "
+        "CPU's threads, its memory for KV and the GPUs, where no flag says how much each takes. "
+        "[default: 1]",
+    ),
+]
 ExecutorArg = Annotated[
     list[str] | None,
     typer.Option(
@@ -104,6 +115,7 @@ def up(
     start_timeout_s: StartTimeout = START_TIMEOUT_S,
     log_dir: LogDir = None,
     openai: OpenAI = None,
+    dp_size: NumExecutors = None,
     executor_arg: ExecutorArg = None,
     scheduler_arg: SchedulerArg = None,
     gateway_arg: GatewayArg = None,
@@ -112,8 +124,8 @@ def up(
     """
     Start an executor and a scheduler, and serve until Ctrl-C.
 
-    An executor that dies is started again, and running requests go on; so is the gateway that
-    --openai starts. When the scheduler dies, everything ends.
+    An executor that dies is started again, and running requests go on, at once where several serve;
+    so is the gateway that --openai starts. When the scheduler dies, everything ends.
 
     Models: Llama, Mistral, Ministral, Qwen2 and Qwen3, in Hugging Face format (config.json,
     *.safetensors in float32, bfloat16 or float16, tokenizer.json), from a local directory; without
@@ -138,16 +150,13 @@ def up(
         check_all_free(addresses)
     except AddressInUse as error:
         check_model(for_executor)  # report first a mistake that other ports would not fix
-        given = [
-            *([str(model)] if model else []),
-            *arguments_of({"config": config, "drain_grace_s": drain_grace_s, "log_dir": log_dir}),
-            *_repeated({f"{program}_arg": given for program, given in passed_on.items()}),
-        ]
-        elsewhere = arguments_of({**flags, "openai": openai, **free_instead(addresses)})
-        raise _in_use(error, [*given, *elsewhere]) from None
+        given = {**own, "log_dir": log_dir, "dp_size": dp_size}
+        others = {**flags, "openai": openai, **free_instead(addresses)}
+        raise _in_use(error, _repeated(model, given, passed_on, others)) from None
     grace = settings[SCHEDULER]["drain_grace_s"]
     plan = LocalServer(
         executor_arguments=for_executor,
+        executor_shares=shares_of(dp_size or 1, for_executor, settings[EXECUTOR]),
         scheduler_arguments=for_scheduler,
         drain_grace_s=DRAIN_GRACE_S if grace["source"] == "default" else grace["value"],
         start_timeout_s=start_timeout_s,
@@ -253,10 +262,18 @@ def _by_name(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in report["settings"]}
 
 
-def _repeated(values: Mapping[str, list[str] | None]) -> list[str]:
-    return [
+def _repeated(
+    model: Path | None,
+    own: Mapping[str, object],
+    passed_on: Mapping[str, list[str] | None],
+    others: Mapping[str, object],
+) -> list[str]:
+    """Return the arguments of a command like this one."""
+    for_programs = [
         part
-        for name, many in values.items()
+        for program, many in passed_on.items()
         for one in many or []
-        for part in arguments_of({name: one})
+        for part in arguments_of({f"{program}_arg": one})
     ]
+    named = [str(model)] if model else []
+    return [*named, *arguments_of(own), *for_programs, *arguments_of(others)]

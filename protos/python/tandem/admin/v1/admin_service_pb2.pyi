@@ -1,3 +1,4 @@
+from tandem.admin.v1 import executors_pb2 as _executors_pb2
 from tandem.admin.v1 import requests_pb2 as _requests_pb2
 from tandem.admin.v1 import stats_pb2 as _stats_pb2
 from tandem.common.v1 import profile_pb2 as _profile_pb2

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from tandem.admin.v1 import admin_service_pb2 as tandem_dot_admin_dot_v1_dot_admin__service__pb2
+from tandem.admin.v1 import executors_pb2 as tandem_dot_admin_dot_v1_dot_executors__pb2
 from tandem.admin.v1 import requests_pb2 as tandem_dot_admin_dot_v1_dot_requests__pb2
 from tandem.admin.v1 import stats_pb2 as tandem_dot_admin_dot_v1_dot_stats__pb2
 
@@ -86,6 +87,26 @@ class AdminServiceStub:
                 '/tandem.admin.v1.AdminService/Profile',
                 request_serializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.ProfileRequest.SerializeToString,
                 response_deserializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.ProfileResponse.FromString,
+                _registered_method=True)
+        self.ListExecutors = channel.unary_unary(
+                '/tandem.admin.v1.AdminService/ListExecutors',
+                request_serializer=tandem_dot_admin_dot_v1_dot_executors__pb2.ListExecutorsRequest.SerializeToString,
+                response_deserializer=tandem_dot_admin_dot_v1_dot_executors__pb2.ListExecutorsResponse.FromString,
+                _registered_method=True)
+        self.AddExecutor = channel.unary_unary(
+                '/tandem.admin.v1.AdminService/AddExecutor',
+                request_serializer=tandem_dot_admin_dot_v1_dot_executors__pb2.AddExecutorRequest.SerializeToString,
+                response_deserializer=tandem_dot_admin_dot_v1_dot_executors__pb2.AddExecutorResponse.FromString,
+                _registered_method=True)
+        self.DrainExecutor = channel.unary_unary(
+                '/tandem.admin.v1.AdminService/DrainExecutor',
+                request_serializer=tandem_dot_admin_dot_v1_dot_executors__pb2.DrainExecutorRequest.SerializeToString,
+                response_deserializer=tandem_dot_admin_dot_v1_dot_executors__pb2.DrainExecutorResponse.FromString,
+                _registered_method=True)
+        self.RemoveExecutor = channel.unary_unary(
+                '/tandem.admin.v1.AdminService/RemoveExecutor',
+                request_serializer=tandem_dot_admin_dot_v1_dot_executors__pb2.RemoveExecutorRequest.SerializeToString,
+                response_deserializer=tandem_dot_admin_dot_v1_dot_executors__pb2.RemoveExecutorResponse.FromString,
                 _registered_method=True)
 
 
@@ -195,6 +216,48 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListExecutors(self, request, context):
+        """ListExecutors returns every executor that serves or is to, with what it does and holds. Cheap; safe to poll.
+        Idempotent: it only reads. Errors: UNAVAILABLE (CORE_TIMEOUT) while the core does not answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddExecutor(self, request, context):
+        """AddExecutor lets another executor serve from now on, or one that was drained serve again. Returns at once: the
+        scheduler connects to it for as long as it is named, and requests go there once it has a session. A restart of the
+        scheduler forgets it: set `executor` too. Idempotent: of two calls the second fails, and changes nothing. Errors:
+        INVALID_ARGUMENT with the field `address` for a text that is no address, and for an executor that is named already;
+        UNAVAILABLE (CORE_TIMEOUT) where the core does not answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainExecutor(self, request, context):
+        """DrainExecutor frees one executor: no new request is admitted there; those that run may finish for grace_s, and the
+        rest then moves to the other executors, where it goes on with the tokens that it would have had without; nothing is
+        lost. The executor is then given back, so that it can be stopped or updated, and stays listed as drained until it
+        is added again or removed. Returns when all that is done. Requests that moved wait while no other executor serves,
+        and fail as EXECUTOR_LOST after recovery_timeout_s; one that no other executor can hold fails at once. Idempotent:
+        a repetition sets a new grace for the same draining, and waits for it too; for an executor that is drained it
+        changes nothing. The call's deadline ends the wait, not the draining. Errors: INVALID_ARGUMENT, with the field
+        `address` for an executor that is not named; UNAVAILABLE (CORE_TIMEOUT) where the core does not answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveExecutor(self, request, context):
+        """RemoveExecutor moves the requests of one executor to the others at once, as DrainExecutor without grace, gives it
+        back and forgets it. Idempotent: of two calls the second fails, and changes nothing. Errors: INVALID_ARGUMENT with
+        the field `address` for an executor that is not named; UNAVAILABLE (CORE_TIMEOUT) where the core does not answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -247,6 +310,26 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Profile,
                     request_deserializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.ProfileRequest.FromString,
                     response_serializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.ProfileResponse.SerializeToString,
+            ),
+            'ListExecutors': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListExecutors,
+                    request_deserializer=tandem_dot_admin_dot_v1_dot_executors__pb2.ListExecutorsRequest.FromString,
+                    response_serializer=tandem_dot_admin_dot_v1_dot_executors__pb2.ListExecutorsResponse.SerializeToString,
+            ),
+            'AddExecutor': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddExecutor,
+                    request_deserializer=tandem_dot_admin_dot_v1_dot_executors__pb2.AddExecutorRequest.FromString,
+                    response_serializer=tandem_dot_admin_dot_v1_dot_executors__pb2.AddExecutorResponse.SerializeToString,
+            ),
+            'DrainExecutor': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainExecutor,
+                    request_deserializer=tandem_dot_admin_dot_v1_dot_executors__pb2.DrainExecutorRequest.FromString,
+                    response_serializer=tandem_dot_admin_dot_v1_dot_executors__pb2.DrainExecutorResponse.SerializeToString,
+            ),
+            'RemoveExecutor': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveExecutor,
+                    request_deserializer=tandem_dot_admin_dot_v1_dot_executors__pb2.RemoveExecutorRequest.FromString,
+                    response_serializer=tandem_dot_admin_dot_v1_dot_executors__pb2.RemoveExecutorResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -520,6 +603,114 @@ class AdminService:
             '/tandem.admin.v1.AdminService/Profile',
             tandem_dot_admin_dot_v1_dot_admin__service__pb2.ProfileRequest.SerializeToString,
             tandem_dot_admin_dot_v1_dot_admin__service__pb2.ProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListExecutors(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.admin.v1.AdminService/ListExecutors',
+            tandem_dot_admin_dot_v1_dot_executors__pb2.ListExecutorsRequest.SerializeToString,
+            tandem_dot_admin_dot_v1_dot_executors__pb2.ListExecutorsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddExecutor(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.admin.v1.AdminService/AddExecutor',
+            tandem_dot_admin_dot_v1_dot_executors__pb2.AddExecutorRequest.SerializeToString,
+            tandem_dot_admin_dot_v1_dot_executors__pb2.AddExecutorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainExecutor(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.admin.v1.AdminService/DrainExecutor',
+            tandem_dot_admin_dot_v1_dot_executors__pb2.DrainExecutorRequest.SerializeToString,
+            tandem_dot_admin_dot_v1_dot_executors__pb2.DrainExecutorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveExecutor(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.admin.v1.AdminService/RemoveExecutor',
+            tandem_dot_admin_dot_v1_dot_executors__pb2.RemoveExecutorRequest.SerializeToString,
+            tandem_dot_admin_dot_v1_dot_executors__pb2.RemoveExecutorResponse.FromString,
             options,
             channel_credentials,
             insecure,

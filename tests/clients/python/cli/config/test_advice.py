@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from tandem_client.admin import Setting, Stats
 from tandem_client.cli.app import app
 from tandem_client.cli.config import advise as advise_command
-from tandem_client.cli.config.advice import Load, advise, load_between
+from tandem_client.cli.config.advice import advise
+from tandem_client.cli.config.load import Load, load_between
 from tests.stats import changed
 
 BUSY = Load(
@@ -27,6 +28,10 @@ BUSY = Load(
     prompt_tokens=50_000,
     hit_rate=0.4,
     planning_share=0.01,
+    executors=1,
+    busy_share=0.95,
+    step_s=0.012,
+    inter_token_s=0.015,
     schedule_policy="lpm",
     max_batch_size=256,
     conservativeness=1.0,
@@ -59,7 +64,10 @@ class TestRules:
         """
         A queue of 50 to 500, usage over 0.9 and no retraction need no change.
         """
-        assert {"queue", "memory", "retractions", "prefix cache", "planning"} == set(advice())
+        subjects = {
+            "queue", "memory", "retractions", "prefix cache", "planning", "executors", "tokens",
+        }  # fmt: skip
+        assert subjects == set(advice())
         assert {"ok"} == {one.verdict for one in advice().values()}
 
     @pytest.mark.parametrize(
@@ -76,11 +84,9 @@ class TestRules:
     )
     def test_queue_length_says_who_waits_for_whom(self, waiting, verdict, words):
         """
-        No queue means that submission is the limit, 50 to 500 is healthy, more is long, which more executors of this
-        server would not shorten.
+        No queue means that submission is the limit, 50 to 500 is healthy, more is long.
         """
         found = advice(waiting=waiting)["queue"]
-        assert "executor" not in found.advice
         assert verdict == found.verdict
         assert found.advice.startswith(words)
 
@@ -103,6 +109,13 @@ class TestRules:
         """
         found = advice(token_usage=0.5, running=64, max_batch_size=64)["memory"]
         assert ("max_batch_size", 128) == (found.setting, found.value)
+
+    def test_batch_of_one_executor_is_not_the_limit_of_two(self):
+        """
+        Places of all executors count: a number that fills one batch leaves half of two.
+        """
+        found = advice(token_usage=0.5, running=64, max_batch_size=64, executors=2)["memory"]
+        assert "schedule_conservativeness" == found.setting
 
     def test_careless_admission_points_at_the_token_budget(self):
         """
@@ -212,6 +225,56 @@ class TestRules:
         """
         assert "prefix cache" not in advice(hit_rate=None)
 
+    @pytest.mark.parametrize(
+        ("changes", "verdict", "words"),
+        [
+            ({"waiting": 500}, "ok", "enough for this queue"),
+            ({}, "change", "busy and their memory full: add executors"),
+            ({"busy_share": 0.8}, "change", "busy and their memory full: add executors"),
+            ({"busy_share": 0.79}, "ok", "they wait for work: more executors would wait too"),
+            ({"planning_share": 0.21}, "change", "the scheduler is the limit"),
+            ({"token_usage": 0.9}, "ok", "they could run more requests as they are"),
+            ({"retractions": 9}, "ok", "they could run more requests as they are"),
+            ({"out_of_memory_steps": 1}, "ok", "they could run more requests as they are"),
+            ({"token_usage": 0.5, "running": 256}, "change", "every place in a step is taken"),
+            ({"token_usage": 0.5, "running": 256, "executors": 2}, "ok", "they could run more"),
+        ],
+    )
+    def test_long_queue_needs_executors_only_where_they_are_busy_and_full(
+        self, changes, verdict, words
+    ):
+        """
+        More executors are advised for a long queue where those there are compute nearly all the time with full memory;
+        another cell where planning is the limit, a larger batch where only places lack, and else neither.
+        """
+        found = advice(**{"waiting": 501} | changes)["executors"]
+        assert (verdict, True) == (found.verdict, found.advice.startswith(words))
+
+    @pytest.mark.parametrize(
+        ("changes", "verdict", "words"),
+        [
+            ({"inter_token_s": 0.1}, "ok", ""),
+            ({"inter_token_s": 0.11, "step_s": 0.05}, "change", "slow, but not by the model"),
+            ({"running": 8}, "change", "steps are slow with 8 rows: tensor parallel"),
+            ({"running": 16, "executors": 2}, "change", "steps are slow with 8 rows: tensor"),
+            ({"running": 9}, "change", "steps have 9 rows: add executors"),
+        ],
+    )
+    def test_slow_tokens_need_tensor_parallel_where_few_share_a_step(self, changes, verdict, words):
+        """
+        Over 100 ms between tokens, steps of few rows need more devices each and those of many more executors; where
+        the device takes less than half of the time neither helps.
+        """
+        found = advice(**{"inter_token_s": 0.2, "step_s": 0.19} | changes)["tokens"]
+        assert (verdict, True) == (found.verdict, found.advice.startswith(words))
+
+    def test_nothing_is_said_of_executors_that_computed_no_step(self):
+        """
+        Without a step in the interval there is neither a share of the time nor a time of a step.
+        """
+        found = advice(busy_share=None, step_s=None, inter_token_s=None)
+        assert not {"executors", "tokens"} & set(found)
+
     def test_refusals_are_named(self):
         """
         Requests refused in the interval are a finding; none are not.
@@ -254,6 +317,25 @@ class TestReadings:
             load.conservativeness,
         )
         assert (2, 40, 0.25) == (load.out_of_memory_steps, load.prompt_tokens, load.hit_rate)
+        assert (1, None, None, None) == (
+            load.executors,
+            load.busy_share,
+            load.step_s,
+            load.inter_token_s,
+        )
+
+    def test_time_of_executors_is_shared_by_all_of_them(self):
+        """
+        Forward passes and sampling of all executors, over their number and the time, are the busy share of one.
+        """
+        samples = [
+            stats(uptime_s=10, steps=100, executor_forward_s=1.0, executor_sample_s=0.5),
+            stats(uptime_s=20, steps=600, executor_forward_s=12.0, executor_sample_s=2.5,
+                  next_tokens=100, inter_token_s=5.0),
+        ]  # fmt: skip
+        load = load_between(samples, SETTINGS | {"executor": "a:1,b:2"})
+        assert (2, 64, 0.65) == (load.executors, load.places, pytest.approx(load.busy_share))
+        assert (0.026, 0.05) == (pytest.approx(load.step_s), pytest.approx(load.inter_token_s))
 
     @pytest.mark.parametrize(
         ("changes", "chunk"),

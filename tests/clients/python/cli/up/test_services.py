@@ -15,13 +15,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from tandem_client.cli.local_server.service import Service, ServiceFailed
 from tandem_client.cli.local_server.services import (
     RESTARTS,
     RESTARTS_WITHIN_S,
     LocalServer,
     RunningServer,
-    Service,
-    ServiceFailed,
     local_server,
 )
 from tandem_client.cli.shared.failures import ExitCode
@@ -30,7 +29,7 @@ from tests.waiting import wait_until
 SLEEPER = "import json,os,pathlib,sys,time; p = pathlib.Path(sys.argv[-1]); t = p.with_suffix('.tmp'); t.write_text(json.dumps({'address': 'a:1', 'pid': os.getpid()})); t.rename(p); time.sleep(600)"
 PARENT = """
 import pathlib, sys, time
-from tandem_client.cli.local_server.services import Service
+from tandem_client.cli.local_server.service import Service
 folder = pathlib.Path(sys.argv[1])
 service = Service("sleeper", "sleeper", [], folder)
 while service.addresses() is None:
@@ -226,10 +225,30 @@ class TestKeepUp:
                 said = server.keep_up(0.0)
                 assert f"the {service.name} was killed by SIGKILL (out of memory?); " in said
         assert None is server.keep_up(0.0)
-        assert "--listen=a:1" in psutil.Process(gateway.process.pid).cmdline()
+        pid = wait_until(gateway.addresses, "a ready file")["pid"]
+        assert "--listen=a:1" in psutil.Process(pid).cmdline()
         self.kill(gateway)
         with pytest.raises(ServiceFailed, match=r"the gateway was killed .* again 3 times"):
             server.keep_up(0.0)
+
+    def test_one_of_several_executors_runs_again(self, server, tmp_path):
+        """
+        Each of several executors that died runs again, is called by its number, and has a log of
+        its own; its restarts are counted apart from the others'.
+        """
+        several = [Service("executor", "sleeper", [], tmp_path, number) for number in (1, 2)]
+        server.services[0].kill()
+        server.services[:1] = several
+        for _ in range(RESTARTS):
+            for service in several:
+                self.kill(service)
+            said = [server.keep_up(0.0), server.keep_up(0.0)]
+            assert [
+                f"executor {number} was killed by SIGKILL (out of memory?); starting it again"
+                for number in (1, 2)
+            ] == said
+        assert None is server.keep_up(0.0)
+        assert ["executor-1.log", "executor-2.log"] == [one.log.name for one in several]
 
     def test_dead_scheduler_is_not_started_again(self, server):
         """

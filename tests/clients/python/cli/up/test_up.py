@@ -161,14 +161,29 @@ class TestBanner:
             "  device     cpu, 4 threads",
             f"  context    {model.max_model_len:,} tokens of prompt and output",
             "  KV cache   16,384 tokens, 3.00 GiB",
-        ] == described(model, self.ABOUT, is_bundled=False)
+        ] == described(model, [self.ABOUT], is_bundled=False)
+
+    def test_several_executors_are_counted(self, server):
+        """
+        With several executors the banner tells their number, their devices, and the memory of all.
+        """
+        gpus = [
+            DescribeResponse(device=f"cuda:{n}", num_blocks=1024, block_size=16) for n in (0, 1)
+        ]
+        with Client(server.address) as client:
+            model = client.get_model()
+        _, device, _, kv_cache = described(model, [self.ABOUT] * 3, is_bundled=False)
+        assert "  device     3 executors, each on cpu, 4 threads" == device
+        assert "  KV cache   49,152 tokens, 9.00 GiB in 3 executors" == kv_cache
+        device = described(model, gpus, is_bundled=False)[1]
+        assert "  device     2 executors, each on cuda:0 or cuda:1" == device
 
     def test_bundled_model_is_called_what_it_is(self, server):
         """
         The bundled model is introduced as a small test model.
         """
         with Client(server.address) as client:
-            lines = described(client.get_model(), self.ABOUT, is_bundled=True)
+            lines = described(client.get_model(), [self.ABOUT], is_bundled=True)
         assert lines[0].endswith("; a small test model, for trying Tandem out")
 
     @pytest.mark.parametrize(
@@ -218,7 +233,12 @@ class TestBanner:
         The banner has the URL that OpenAI's clients take, and only with a gateway.
         """
         monkeypatch.setattr("tandem_client.cli.up.banner.describe", lambda _: self.ABOUT)
-        running = RunningServer(tmp_path, address=server.address, local_address=server.address)
+        running = RunningServer(
+            tmp_path,
+            address=server.address,
+            local_address=server.address,
+            executor_addresses=["unix:one"],
+        )
         assert not [one for one in banner(running, 1.0, is_bundled=False) if "OpenAI" in one]
         running.openai_address = "127.0.0.1:8000"
         assert "  OpenAI     http://127.0.0.1:8000/v1" in banner(running, 1.0, is_bundled=False)
