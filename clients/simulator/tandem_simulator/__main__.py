@@ -19,7 +19,7 @@ from tandem_simulator.presets import MACHINES
 from tandem_simulator.results.comparison import Outcome, grid, parse_axis, run_grid
 from tandem_simulator.results.plots import draw, require_matplotlib
 from tandem_simulator.results.printing import compare, describe, is_without_difference
-from tandem_simulator.settings import SECTIONS, known_names
+from tandem_simulator.settings import ALIASES, SECTIONS, known_names
 
 NO_DIFFERENCE = (
     "all runs are alike: this workload leaves nothing to decide; give one that shares prefixes and "
@@ -76,13 +76,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     groups = {section: parser.add_argument_group(section) for section in SECTIONS}
     for name in known_names().values():
-        flag = f"--{name.name.replace('_', '-')}"
+        others = [alias for alias, meant in ALIASES.items() if meant == name.name]
+        flags = [f"--{one.replace('_', '-')}" for one in (name.name, *others)]
         about = name.about.replace("%", "%%")
         if name.choices:
             about += f" One of: {', '.join(name.choices)}."
         # Texts are read by `settings.build`, for flags and comparisons alike.
         groups[name.section].add_argument(
-            flag,
+            *flags,
             metavar="VALUE",
             nargs="?" if name.is_flag else None,
             const="true" if name.is_flag else None,

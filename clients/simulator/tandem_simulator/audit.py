@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from scheduler_svc.core.executor_port import ExecutorPort
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.errors import InternalError, SessionLost
 from tandem.link.batch import Batch, Int32Column
@@ -18,17 +19,18 @@ INTERVAL = 64
 
 class Audit:
     """
-    Checks of every batch, and from time to time of all state of core and executor.
+    Checks of every batch of one executor, and from time to time of all state of both.
 
     Each batch must keep the rules of the step link and lead to the core's state hash; every KV
     position that a live slot has computed must hold the fingerprint of that slot's own tokens; the
     core's own integrity check must pass.
     """
 
-    def __init__(self, core: Scheduler, executor: ExecutorModel) -> None:
+    def __init__(self, core: Scheduler, port: ExecutorPort, executor: ExecutorModel) -> None:
         geometry = executor.geometry
         width = -(-geometry.max_model_len // geometry.block_size)
         self._core = core
+        self._port = port
         self._executor = executor
         self._mirror = SlotState(
             geometry.num_slots,
@@ -60,7 +62,7 @@ class Audit:
             raise InternalError(
                 f"a batch breaks a rule of the step link: {error.message}"
             ) from error
-        if self._mirror.state_hash != self._core.state_hash:
+        if self._mirror.state_hash != self._port.state_hash:
             raise InternalError("the core's state hash differs from the executor's slot state")
         for admission in batch.admits:
             self._tokens[admission.slot, : len(admission.token_ids)] = admission.token_ids

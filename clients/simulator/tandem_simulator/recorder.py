@@ -49,6 +49,7 @@ class Recorder:
         prompt_len: Tokens of its prompt.
         num_outputs: Tokens that it has produced.
         cached_tokens: Prompt tokens that were in the cache at its first admission; -1 before.
+        executor: Number of the executor of its first admission; -1 before.
         num_preemptions: Times that it was preempted; 0 before its end.
         end: FinishReason, PENDING, FAILED or REFUSED.
     """
@@ -63,6 +64,7 @@ class Recorder:
         self.prompt_len = np.zeros(max_handles, np.int64)
         self.num_outputs = np.zeros(max_handles, np.int64)
         self.cached_tokens = np.full(max_handles, -1, np.int64)
+        self.executor = np.full(max_handles, -1, np.int32)
         self.num_preemptions = np.zeros(max_handles, np.int64)
         self.end = np.full(max_handles, PENDING, np.int8)
         self.errors: Counter[str] = Counter()
@@ -77,6 +79,7 @@ class Recorder:
         self._work = array("q")
         self._step_start_s = array("d")
         self._step_s = array("d")
+        self._step_executor = array("i")
 
     def send(self, ask: Ask) -> int:
         """Record a request that arrives; return the first of its handles."""
@@ -100,19 +103,20 @@ class Recorder:
         for one in range(handle, handle + num_choices):
             self._close(one, REFUSED, now)
 
-    def admit(self, handle: int, admission: Admission) -> None:
+    def admit(self, handle: int, admission: Admission, executor: int) -> None:
         """Record that a completion got a slot, and its positions that must be computed again."""
         cached = admission.num_cached_tokens
         if self.cached_tokens[handle] < 0:
             self.cached_tokens[handle] = cached
+            self.executor[handle] = executor
         self.recomputed_tokens += max(0, int(self._computed[handle]) - cached)
 
     def leave(self, handle: int, num_computed: int) -> None:
         """Record how many positions a completion had computed when its slot was released."""
         self._computed[handle] = num_computed
 
-    def step(self, work: ModelledWork, start_s: float, step_s: float) -> None:
-        """Record a step."""
+    def step(self, work: ModelledWork, start_s: float, step_s: float, executor: int) -> None:
+        """Record a step that an executor has computed."""
         self._work.extend(
             (
                 work.num_rows,
@@ -125,6 +129,7 @@ class Recorder:
         )
         self._step_start_s.append(start_s)
         self._step_s.append(step_s)
+        self._step_executor.append(executor)
 
     def sample(self, stats: Stats, now: float) -> None:
         """Record the core's state."""
@@ -175,13 +180,18 @@ class Recorder:
 
     @property
     def step_start_s(self) -> NDArray[np.float64]:
-        """Time at which the executor began each step, seconds, shape ``[steps]``."""
+        """Time at which its executor began each step, seconds, shape ``[steps]``."""
         return np.frombuffer(self._step_start_s, np.float64)
 
     @property
     def step_s(self) -> NDArray[np.float64]:
         """Duration of each step, seconds, shape ``[steps]``."""
         return np.frombuffer(self._step_s, np.float64)
+
+    @property
+    def step_executor(self) -> Int32Column:
+        """Number of the executor of each step, shape ``[steps]``."""
+        return np.frombuffer(self._step_executor, np.int32)
 
     def _take_tokens(self, events: CoreEvents, now: float) -> None:
         handle, offset = events.token_handle, events.token_offset

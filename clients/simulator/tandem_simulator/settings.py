@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from scheduler_svc.core.request.options import CoreOptions
 from tandem.engine_config import EngineConfig
 from tandem.errors import InvalidConfig
+from tandem_simulator.executor.setup import MEASURED, Outage, Setup
 from tandem_simulator.executor.step_time import StepTime
 from tandem_simulator.presets import MACHINES
-from tandem_simulator.simulation import MEASURED, Setup
 from tandem_simulator.workload.ask import Requests
 from tandem_simulator.workload.distributions import Arrivals, Lengths
 from tandem_simulator.workload.synthetic import PRESETS, Synthetic, Workload
@@ -40,6 +40,12 @@ class Run:
         core_us: Virtual microseconds that each plan and each result costs the scheduler; measured
             for the time they really take here, which makes runs differ.
         num_host_blocks: KV blocks in host memory, for swapping; default: as the machine.
+        executors: How many executors compute the requests, 1 to 64; each is one such machine.
+        executor_blocks: KV blocks of each executor, as N:N:..., over again where there are more
+            executors; default: max_num_blocks for all.
+        kill_executor_at: Virtual time at which one executor is lost, with all that it computes.
+        kill_executor: The executor that is lost, counted from 0.
+        executor_back_s: Seconds until there is an empty executor in its place.
         slo_ttft_s: A request counts for goodput when its first token came within this
         slo_tpot_s: and its mean time per further token was at most this.
         check: Prove every token, every KV position and the core's state while running.
@@ -51,6 +57,11 @@ class Run:
     seed: int = 0
     core_us: str = "0"
     num_host_blocks: int | None = None
+    executors: int = 1
+    executor_blocks: str | None = None
+    kill_executor_at: float | None = None
+    kill_executor: int = 0
+    executor_back_s: float = 5.0
     slo_ttft_s: float = 2.0
     slo_tpot_s: float = 0.1
     check: bool = False
@@ -64,6 +75,10 @@ SECTIONS: dict[str, type[Any]] = {
     "core options": CoreOptions,
 }
 """Groups of names; each is a dataclass, and its docstring has the help text of every field."""
+
+ALIASES = {"dp_size": "executors"}
+"""Names that mean another one."""
+MAX_EXECUTORS = 64
 
 _HIDDEN = {"track_request_events", "track_token_events", "track_paused_events"}
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -141,15 +156,20 @@ def build(texts: Mapping[str, str]) -> Experiment:
     options = _replaced(CoreOptions(), values["core options"])
     step_time = _replaced(machine.step_time, values["executor's step time"])
     num_host_blocks = run.num_host_blocks
+    _check_run(run)
     setup = Setup(
         limits=limits,
         options=options,
         step_time=step_time,
         num_host_blocks=machine.num_host_blocks if num_host_blocks is None else num_host_blocks,
+        num_executors=run.executors,
+        executor_blocks=_executor_blocks(run.executor_blocks),
+        outage=_outage(run),
         core_s=_core_s(run.core_us),
         is_checked=run.check,
     )
-    _check_run(run, setup)
+    for number in range(run.executors):
+        setup.limits_of(number).validate()
     requests: Requests
     if run.trace is not None:
         if values["workload"] or "workload" in values["run"]:
@@ -177,11 +197,32 @@ def _core_s(text: str) -> float:
     return core_us / 1e6
 
 
-def _check_run(run: Run, setup: Setup) -> None:
-    limits = {"seed": (run.seed, 0), "num_host_blocks": (setup.num_host_blocks, 0)}
-    for name, (value, least) in limits.items():
-        if value < least:
-            raise InvalidConfig(f"{name} is {value}: it must be {least} or more", field=name)
+def _executor_blocks(text: str | None) -> tuple[int, ...]:
+    return tuple(_whole("executor_blocks", one) for one in text.split(":")) if text else ()
+
+
+def _outage(run: Run) -> Outage | None:
+    if run.kill_executor_at is None:
+        return None
+    return Outage(
+        executor=run.kill_executor,
+        at_s=run.kill_executor_at,
+        back_after_s=run.executor_back_s,
+    )
+
+
+def _check_run(run: Run) -> None:
+    least = {"seed": 0, "num_host_blocks": 0, "kill_executor_at": 0, "executor_back_s": 0}
+    for name, bound in least.items():
+        value = getattr(run, name)
+        if value is not None and not bound <= value < math.inf:
+            raise InvalidConfig(f"{name} is {value}: it must be {bound} or more", field=name)
+    if not 1 <= run.executors <= MAX_EXECUTORS:
+        message = f"executors is {run.executors}: it must be from 1 to {MAX_EXECUTORS}"
+        raise InvalidConfig(message, field="executors")
+    if not 0 <= run.kill_executor < run.executors:
+        message = f"kill_executor is {run.kill_executor}: there are {run.executors}, counted from 0"
+        raise InvalidConfig(message, field="kill_executor")
 
 
 def _replaced(base: Section, values: dict[str, Any]) -> Section:

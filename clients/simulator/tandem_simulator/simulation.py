@@ -5,35 +5,26 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 
+from scheduler_svc.core.executor_port import ExecutorPort
 from scheduler_svc.core.request.block_hashes import block_digests
-from scheduler_svc.core.request.geometry import ExecutorGeometry
 from scheduler_svc.core.request.new_request import NewRequest
-from scheduler_svc.core.request.options import CoreOptions
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.scheduler import Scheduler
-from tandem.engine_config import EngineConfig
 from tandem.errors import InternalError, TandemError
 from tandem.link.batch import Batch
-from tandem.link.results import StepResult
 from tandem.sampling_params import SamplingParams
 from tandem_simulator.audit import Audit
-from tandem_simulator.executor.executor_model import ExecutorModel
+from tandem_simulator.executor.engine import Engine
 from tandem_simulator.executor.model_tokens import EOS_ID, unlimited_outputs
-from tandem_simulator.executor.step_time import StepTime
+from tandem_simulator.executor.setup import MEASURED, Setup
 from tandem_simulator.recorder import PENDING, Recorder
 from tandem_simulator.workload.ask import Ask, Requests
 
-MEASURED = -1.0
-"""Value of `core_s` that stands for the time that the core really takes on this machine."""
 STEPS_PER_SAMPLE = 16
 """Steps between two samples of the core's state."""
-USUAL_STEP_WEIGHT = 0.1
-"""Weight of the latest step in the usual duration of a step, as in the service."""
 STALL_STEPS = 20_000
 """Steps in a row without any token or end after which the simulation counts as stuck."""
 
@@ -58,71 +49,53 @@ class VirtualClock:
         self.now = then
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """
-    Everything a simulation depends on besides its requests.
-
-    Attributes:
-        limits: Limits of scheduler and executor alike.
-        options: Options of the core.
-        step_time: Parameters of the executor's step time.
-        num_host_blocks: KV blocks in the executor's host memory, for swapping.
-        core_s: Virtual seconds that each `schedule` and each `apply` takes; `MEASURED` for the time
-            that they really take, which makes results differ from run to run.
-        is_checked: Check every token, KV position and the core's state, see `audit`.
-    """
-
-    limits: EngineConfig
-    options: CoreOptions
-    step_time: StepTime
-    num_host_blocks: int = 0
-    core_s: float = 0.0
-    is_checked: bool = False
-
-    @property
-    def geometry(self) -> ExecutorGeometry:
-        """Capacity of the executor: that of the limits, with as many slots as a real one has."""
-        limits = self.limits
-        return ExecutorGeometry(
-            num_blocks=limits.max_num_blocks,
-            block_size=limits.block_size,
-            num_slots=2 * limits.max_batch_size,
-            max_batch_size=limits.max_batch_size,
-            max_total_tokens=limits.max_total_tokens,
-            max_model_len=limits.max_model_len,
-            num_host_blocks=self.num_host_blocks,
-        )
-
-
 class Simulation:
-    """One run; `run` may be called once."""
+    """
+    One run; `run` may be called once.
+
+    An executor's next step is planned when it has a result, when requests come or go otherwise,
+    and, while requests wait, whenever it has nothing to do.
+    """
 
     def __init__(self, setup: Setup, requests: Requests) -> None:
         """
-        Make core, modelled executor and recorder.
+        Make core, modelled executors and recorder.
 
         Raises:
             InvalidConfig: A limit or option is out of range.
         """
         self.setup = setup
-        self.core = Scheduler(setup.limits, setup.geometry, setup.options)
-        self.executor = ExecutorModel(setup.geometry)
+        self.core = Scheduler(setup.limits_of(0), setup.geometry_of(0), setup.options)
+        self.engines = [self._engine(number) for number in range(setup.num_executors)]
         self.recorder = Recorder(requests.max_handles)
         self.clock = VirtualClock()
         self._requests = requests
-        self._audit = Audit(self.core, self.executor) if setup.is_checked else None
+        self._audits = [self._audit(engine) for engine in self.engines]
         self._future: list[tuple[float, int, Ask]] = []
         self._opening = requests.opening()
         self._num_asked = 0
         self._live: dict[int, tuple[Ask, int]] = {}
         """Request and number of the choice, by handle, of completions that have not ended."""
-        self._flights: deque[tuple[float, StepResult]] = deque()
-        self._slot_handle = [-1] * setup.geometry.num_slots
-        self._device_free_s = 0.0
-        self._usual_step_s = 0.0
+        self._places: dict[int, tuple[Engine, int]] = {}
+        """Executor and slot of each completion whose slot is not released yet."""
+        self._waiting: set[int] = set()
+        """Live completions without a slot."""
+        self._outage = setup.outage
         self._num_steps = 0
         self._last_news = 0
+
+    def _engine(self, number: int) -> Engine:
+        setup = self.setup
+        geometry = setup.geometry_of(number)
+        port: ExecutorPort = self.core
+        if number:
+            port = self.core.attach(setup.limits_of(number), geometry)
+        return Engine(port, geometry, setup.step_time)
+
+    def _audit(self, engine: Engine) -> Audit | None:
+        if not self.setup.is_checked:
+            return None
+        return Audit(self.core, engine.port, engine.model)
 
     def run(self) -> Recorder:
         """
@@ -134,6 +107,11 @@ class Simulation:
         self._draw_opening()
         while True:
             self._submit_due()
+            self._plan()
+            if self._wait():
+                continue
+            # Releases may be left that no result of their executor is to be waited for.
+            self._let_all_plan()
             self._plan()
             if not self._wait():
                 break
@@ -155,6 +133,7 @@ class Simulation:
             if ask.turn == 0:
                 self._draw_opening()
             self._submit(ask)
+            self._let_all_plan()
 
     def _submit(self, ask: Ask) -> None:
         handle = self.recorder.send(ask)
@@ -183,36 +162,39 @@ class Simulation:
         else:
             for choice in range(ask.num_choices):
                 self._live[handle + choice] = ask, choice
+                self._waiting.add(handle + choice)
+
+    def _let_all_plan(self) -> None:
+        for engine in self.engines:
+            engine.may_plan = True
 
     def _plan(self) -> None:
         self.core.expire(self.clock.now)
-        while len(self._flights) < self.core.lookahead(self._usual_step_s):
+        for engine in self.engines:
+            is_idle = not engine.flights and bool(self._waiting)
+            if engine.back_s is None and (engine.may_plan or is_idle):
+                self._plan_steps(engine)
+                engine.may_plan = False
+        self._take_events()
+
+    def _plan_steps(self, engine: Engine) -> None:
+        port = engine.port
+        while len(engine.flights) < port.lookahead(engine.usual_step_s):
             began = time.perf_counter()
-            batch = self.core.schedule(self.clock.now)
+            batch = port.schedule(self.clock.now)
             if batch is None:
                 break
             self._spend(began)
-            self._send(batch)
-        self._take_events()
+            self._send(engine, batch)
 
-    def _send(self, batch: Batch) -> None:
-        self._note_leaving(batch)
-        if self._audit is not None:
-            self._audit.before_step(batch)
-        result, work = self.executor.execute(batch)
-        if self._audit is not None:
-            self._audit.after_step(batch, result)
-        times = self.setup.step_time
-        step_s = times.seconds(
-            work.tokens, work.context, work.pairs, work.copied_blocks, work.swapped_blocks
-        )
-        start_s = max(self.clock.now + times.link_s, self._device_free_s)
-        self._device_free_s = start_s + step_s
-        if not self._usual_step_s:
-            self._usual_step_s = step_s
-        self._usual_step_s += USUAL_STEP_WEIGHT * (step_s - self._usual_step_s)
-        self._flights.append((self._device_free_s + times.link_s, result))
-        self.recorder.step(work, start_s, step_s)
+    def _send(self, engine: Engine, batch: Batch) -> None:
+        self._note_moves(engine, batch)
+        audit = self._audits[engine.number]
+        if audit is not None:
+            audit.before_step(batch)
+        flight = engine.send(batch, self.clock.now)
+        if audit is not None:
+            audit.after_step(batch, flight.result)
         if self._num_steps % STEPS_PER_SAMPLE == 0:
             self.recorder.sample(self.core.stats(), self.clock.now)
         self._num_steps += 1
@@ -222,39 +204,84 @@ class Simulation:
                 f"{self.core.num_requests} requests are in the system"
             )
 
-    def _note_leaving(self, batch: Batch) -> None:
-        """Record how much was computed in each slot that a batch releases, and its admissions."""
+    def _note_moves(self, engine: Engine, batch: Batch) -> None:
+        """Record what left the slots that a batch releases, and its admissions."""
         for slot in batch.release_slot.tolist():
-            handle = self._slot_handle[slot]
+            handle = engine.handles[slot]
             if handle >= 0:
-                self.recorder.leave(handle, int(self.executor.planned[slot]))
+                self._leave(handle, int(engine.model.planned[slot]))
         for admission in batch.admits:
-            owner = self.core.row_owner(admission.slot, admission.generation)
+            owner = engine.port.row_owner(admission.slot, admission.generation)
             if owner is None:
                 raise InternalError(f"slot {admission.slot} was admitted for nobody")
-            self._slot_handle[admission.slot] = owner
-            self.recorder.admit(owner, admission)
+            if owner in self._places:
+                # It moves from another executor, whose slot is released with its next batch.
+                former, slot = self._places[owner]
+                self._leave(owner, int(former.model.planned[slot]))
+            engine.handles[admission.slot] = owner
+            self._places[owner] = engine, admission.slot
+            self._waiting.discard(owner)
+            self.recorder.admit(owner, admission, engine.number)
+
+    def _leave(self, handle: int, num_computed: int) -> None:
+        engine, slot = self._places.pop(handle)
+        engine.handles[slot] = -1
+        self.recorder.leave(handle, num_computed)
+        if handle in self._live:
+            self._waiting.add(handle)
 
     def _wait(self) -> bool:
-        """Advance to the next event and apply results; return False when there is none."""
-        due = [math.inf]
-        if self._flights:
-            due.append(self._flights[0][0])
+        """Advance to the next event and take it; return False when there is none."""
+        first = min(self.engines, key=_due_s)
+        others = self._other_events()
+        then = min(first.due_s, *others)
+        if then == math.inf:
+            return False
+        self.clock.advance_to(max(then, self.clock.now))
+        if min(others) <= self.clock.now:
+            self._take_outage()
+            self._let_all_plan()
+        while first.due_s <= self.clock.now:
+            self._apply(first)
+            first = min(self.engines, key=_due_s)
+        return True
+
+    def _other_events(self) -> list[float]:
+        """Return the times of the next events that are no results."""
+        due = [one.back_s for one in self.engines if one.back_s is not None]
         if self._future:
             due.append(self._future[0][0])
         if (deadline_s := self.core.next_deadline_s) is not None:
             due.append(deadline_s)
-        then = min(due)
-        if then == math.inf:
-            return False
-        self.clock.advance_to(max(then, self.clock.now))
-        while self._flights and self._flights[0][0] <= self.clock.now:
-            _, result = self._flights.popleft()
-            began = time.perf_counter()
-            self.core.apply(result, self.clock.now)
-            self._spend(began)
-            self._take_events()
-        return True
+        if self._outage is not None and (self._live or self._future):
+            due.append(self._outage.at_s)
+        return due or [math.inf]
+
+    def _take_outage(self) -> None:
+        """Lose the executor that is to be lost by now, and let one come back that is due."""
+        now = self.clock.now
+        for engine in self.engines:
+            if engine.back_s is not None and engine.back_s <= now:
+                engine.come_back()
+        if self._outage is None or self._outage.at_s > now:
+            return
+        outage, self._outage = self._outage, None
+        engine = self.engines[outage.executor]
+        died_in = engine.step_at(now)
+        for handle, num_computed in engine.lose(now + outage.back_after_s).items():
+            self._leave(handle, num_computed)
+        self._audits[engine.number] = self._audit(engine)
+        engine.port.executor_lost(now, died_in)
+        self._take_events()
+
+    def _apply(self, engine: Engine) -> None:
+        flight = engine.flights.popleft()
+        began = time.perf_counter()
+        engine.port.apply(flight.result, self.clock.now)
+        self._spend(began)
+        self.recorder.step(flight.work, flight.start_s, flight.step_s, engine.number)
+        engine.may_plan = True
+        self._take_events()
 
     def _spend(self, began: float) -> None:
         core_s = self.setup.core_s
@@ -273,15 +300,16 @@ class Simulation:
             self._take_end(ended.handle)
         for failed in events.failed:
             del self._live[failed.handle]
+            self._waiting.discard(failed.handle)
 
     def _take_end(self, handle: int) -> None:
         ask, choice = self._live.pop(handle)
+        self._waiting.discard(handle)
         if self.setup.is_checked:
             self._check_tokens(handle, ask, choice)
         if ask.conversation >= 0 and choice == 0:
             outputs = self.recorder.outputs(handle)
-            follower = self._requests.follow(ask, outputs, self.clock.now)
-            if follower is not None:
+            for follower in self._requests.follow(ask, outputs, self.clock.now):
                 self._push(follower)
 
     def _check_tokens(self, handle: int, ask: Ask, choice: int) -> None:
@@ -310,5 +338,10 @@ class Simulation:
         num_open = int(np.count_nonzero(self.recorder.end[: self.recorder.num_sent] == PENDING))
         if num_open or self._live:
             raise InternalError(f"{num_open} completions never ended")
-        if self._audit is not None:
-            self._audit.check_everything()
+        for audit in self._audits:
+            if audit is not None:
+                audit.check_everything()
+
+
+def _due_s(engine: Engine) -> float:
+    return engine.due_s

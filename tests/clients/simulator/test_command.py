@@ -43,7 +43,7 @@ class TestOutput:
         assert {"varied", "settings", "results"} == set(printed)
         assert {
             "duration_s", "requests", "throughput", "ttft_s", "inter_token_s", "tpot_s",
-            "end_to_end_s", "queue_s", "tokens", "memory", "steps", "over_time",
+            "end_to_end_s", "queue_s", "tokens", "memory", "steps", "executors", "over_time",
         } == set(printed["results"])  # fmt: skip
         assert {"mean", "p50", "p90", "p99", "max"} == set(printed["results"]["ttft_s"])
         assert set(known_names()) == set(printed["settings"])
@@ -71,6 +71,30 @@ class TestOutput:
             line[:20].strip() for line in lines
         }
 
+    def test_several_executors_have_a_line_each(self, capsys):
+        """
+        With several executors the text ends with their steps, busy time and cache hits; with one it does not.
+        """
+        assert 0 == main([*FLAGS, "--executors=3"])
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[-4].startswith("executor ")
+        assert "busy time, max / mean:" in lines[-4]
+        assert ["0", "1", "2"] == [line.split()[0] for line in lines[-3:]]
+        assert "3 executors busy" in "".join(lines)
+        assert 0 == main(FLAGS)
+        assert "max / mean" not in capsys.readouterr().out
+
+    def test_dp_size_is_another_name_of_executors(self, capsys):
+        """
+        --dp-size sets the number of executors, by itself and as the name of a comparison.
+        """
+        assert 0 == main([*FLAGS, "--dp-size=2", "--json"])
+        assert 2 == json.loads(capsys.readouterr().out)["settings"]["executors"]
+        assert 0 == main([*FLAGS, "--compare=dp-size=1,3", "--json"])
+        runs = json.loads(capsys.readouterr().out)
+        assert [1, 3] == [len(one["results"]["executors"]) for one in runs]
+        assert [{"executors": "1"}, {"executors": "3"}] == [one["varied"] for one in runs]
+
     def test_comparison_stays_within_eighty_columns(self, capsys):
         """
         More runs than fit side by side are printed in parts, each with all its measures.
@@ -81,7 +105,7 @@ class TestOutput:
         heads = [part.splitlines()[0].split() for part in parts]
 
         assert 20 == sum(len(head) - 1 for head in heads)
-        assert {14} == {len(part.splitlines()) for part in parts}
+        assert {15} == {len(part.splitlines()) for part in parts}
         assert max(len(line) for part in parts for line in part.splitlines()) <= 80
 
     def test_comparison_without_a_difference_says_what_to_try(self, capsys):
@@ -124,6 +148,13 @@ class TestErrors:
             (["--core-us=-1"], "core_us is -1.0: it must be 0 or more, or measured"),
             (["--window=0"], "window is 0: it must be from 1 to 16"),
             (["--seed=-1"], "seed is -1"),
+            (["--executors=0"], "executors is 0: it must be from 1 to 64"),
+            (["--dp-size=65"], "executors is 65: it must be from 1 to 64"),
+            (["--executor-blocks=9:few"], "executor_blocks is 'few': it must be a whole number"),
+            (["--executors=2", "--executor-blocks=9:0"], "max_num_blocks"),
+            (["--kill-executor-at=-1"], "kill_executor_at is -1.0: it must be 0 or more"),
+            (["--kill-executor=1"], "kill_executor is 1: there are 1, counted from 0"),
+            (["--executors=2", "--routing=best"], "routing is 'best': it must be one of"),
             (["--token-s=-1"], "token_s is -1.0"),
             (["--block-size=0"], "block_size must be greater than 0"),
             (["--schedule-conservativeness=-1"], "schedule_conservativeness"),

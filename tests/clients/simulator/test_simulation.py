@@ -23,6 +23,7 @@ VARIETY = {
     "choices": {"choices": "3", "requests": "25"},
     "deadlines": {"timeout_s": "0.4"},
     "at-once": {"arrivals": "at-once", "priorities": "3", "tenants": "4"},
+    "agent": {"turns": "3", "forks": "3", "think_s": "0.2", "prompt_len": "20"},
     "window-1": {"window": "1"},
     "window-4": {"window": "4"},
 }
@@ -188,8 +189,9 @@ class TestChecks:
         def corrupted(now):
             batch = schedule(now)
             if batch is not None and one._num_steps == 30:
-                table = one.executor.block_table
-                one.executor.kv[table[batch.row_slot[0], 0]] += np.uint64(1)
+                model = one.engines[0].model
+                table = model.block_table
+                model.kv[table[batch.row_slot[0], 0]] += np.uint64(1)
             return batch
 
         one.core.schedule = corrupted
@@ -216,7 +218,7 @@ class TestChecks:
         A request with other tokens than unlimited memory gives ends the simulation under --check.
         """
         one = simulation(check="true")
-        execute = one.executor.execute
+        execute = one.engines[0].model.execute
 
         def corrupted(batch):
             result, work = execute(batch)
@@ -224,6 +226,6 @@ class TestChecks:
                 result.token += 1
             return result, work
 
-        one.executor.execute = corrupted
+        one.engines[0].model.execute = corrupted
         with pytest.raises(InternalError, match="with unlimited memory"):
             one.run()

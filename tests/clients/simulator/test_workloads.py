@@ -162,14 +162,14 @@ class TestSynthetic:
         source = Synthetic(workload, 0, 8192)
         opening = list(source.opening())
         outputs = np.array([7, 8, 9], np.int32)
-        second = source.follow(opening[0], outputs, 50.0)
-        third = source.follow(second, outputs, 90.0)
+        (second,) = source.follow(opening[0], outputs, 50.0)
+        (third,) = source.follow(second, outputs, 90.0)
 
         assert 4 == len(opening)
         assert [*opening[0].prompt.tolist(), 7, 8, 9] == second.prompt[:23].tolist()
         assert (43, 1, 66, 2) == (len(second.prompt), second.turn, len(third.prompt), third.turn)
         assert second.arrival_s > 50.0
-        assert source.follow(third, outputs, 99.0) is None
+        assert [] == source.follow(third, outputs, 99.0)
 
     def test_last_conversations_are_the_short_ones(self):
         """
@@ -178,8 +178,7 @@ class TestSynthetic:
         source = Synthetic(Workload(requests=10, turns=3), 0, 100_000)
         asks, outputs = list(source.opening()), np.array([7], np.int32)
         for ask in asks:
-            follower = source.follow(ask, outputs, 0.0)
-            asks += [follower] if follower is not None else []
+            asks += source.follow(ask, outputs, 0.0)
         assert 10 == len(asks) == source.max_handles
 
     def test_conversation_ends_before_it_cannot_fit(self):
@@ -188,7 +187,42 @@ class TestSynthetic:
         """
         source = Synthetic(Workload(requests=4, turns=2, max_tokens=50), 0, 120)
         ask = next(source.opening())
-        assert source.follow(ask, np.full(80, 7, np.int32), 0.0) is None
+        assert [] == source.follow(ask, np.full(80, 7, np.int32), 0.0)
+
+    def test_forked_conversation_goes_on_in_branches_of_one_history(self):
+        """
+        The first answer of a conversation with forks is followed by a request per branch, each with the whole history
+        and tokens of its own; later answers are followed by one of their branch.
+        """
+        workload = Workload(requests=14, turns=3, forks=3, prompt_len=Lengths.parse("20"))
+        source = Synthetic(workload, 0, 8192)
+        opening, outputs = list(source.opening()), np.array([7, 8], np.int32)
+        branches = source.follow(opening[0], outputs, 5.0)
+        (later,) = source.follow(branches[2], outputs, 9.0)
+
+        assert 2 == len(opening)
+        assert [0, 1, 2] == [ask.branch for ask in branches]
+        assert {(*opening[0].prompt.tolist(), 7, 8)} == {
+            tuple(ask.prompt[:22].tolist()) for ask in branches
+        }
+        assert 3 == len({tuple(ask.prompt.tolist()) for ask in branches})
+        assert (2, 2, branches[2].prompt.tolist()) == (
+            later.turn,
+            later.branch,
+            later.prompt[:42].tolist(),
+        )
+
+    def test_turns_of_all_branches_add_up_to_the_requests(self):
+        """
+        Forks are counted among the requests asked for, and the last turns are left out where they do not fit in.
+        """
+        source = Synthetic(Workload(requests=17, turns=3, forks=2), 0, 100_000)
+        asks, outputs = list(source.opening()), np.array([7], np.int32)
+        for ask in asks:
+            asks += source.follow(ask, outputs, 0.0)
+        assert 17 == len(asks) == source.max_handles
+        keys = {(ask.conversation, ask.turn, ask.branch) for ask in asks}
+        assert 17 == len(keys)
 
     def test_tenants_and_priorities_are_spread(self):
         """
@@ -230,7 +264,7 @@ class TestSynthetic:
     @pytest.mark.parametrize(
         ("name", "value"),
         [("requests", 0), ("request_rate", 0.0), ("request_rate", float("nan")), ("turns", 0),
-         ("tenants", 0), ("choices", 0), ("prefix_groups", -1), ("timeout_s", 0.0), ("ask_slack", 0.0),
+         ("forks", 0), ("tenants", 0), ("choices", 0), ("prefix_groups", -1), ("timeout_s", 0.0), ("ask_slack", 0.0),
          ("max_tokens", 0)],
     )  # fmt: skip
     def test_value_out_of_range_is_refused(self, name, value):

@@ -11,7 +11,7 @@ from typing import Any
 from tandem.errors import InvalidConfig
 from tandem_simulator.recorder import Recorder
 from tandem_simulator.results.summary import summarize
-from tandem_simulator.settings import build
+from tandem_simulator.settings import ALIASES, build
 from tandem_simulator.simulation import Simulation
 
 
@@ -57,7 +57,8 @@ def parse_axis(text: str) -> tuple[str, list[str]]:
         raise InvalidConfig(f"{text!r} is no comparison: write NAME=VALUE,VALUE,...")
     if len(set(found)) < len(found):
         raise InvalidConfig(f"{text!r} names a value twice")
-    return name.strip().replace("-", "_"), found
+    name = name.strip().replace("-", "_")
+    return ALIASES.get(name, name), found
 
 
 def grid(axes: Sequence[tuple[str, list[str]]]) -> list[dict[str, str]]:
@@ -108,7 +109,8 @@ def run_one(texts: Mapping[str, str], varied: dict[str, str] | None = None) -> O
         settings=experiment.settings,
         results=summarize(
             recorder,
-            total_blocks=experiment.setup.limits.max_num_blocks,
+            total_blocks=experiment.setup.total_blocks,
+            num_executors=experiment.setup.num_executors,
             slo_ttft_s=experiment.slo_ttft_s,
             slo_tpot_s=experiment.slo_tpot_s,
         ),

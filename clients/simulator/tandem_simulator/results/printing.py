@@ -24,6 +24,7 @@ MEASURES: tuple[tuple[str, str, str], ...] = (
     ("ITL p99, ms", "inter_token_s.p99", "ms"),
     ("request p50, ms", "end_to_end_s.p50", "ms"),
     ("rows per step", "steps.mean_rows", ".1f"),
+    ("busy time, max / mean", "steps.imbalance", ".2f"),
     ("preemptions", "memory.preemptions", ",d"),
     ("recomputed tokens", "tokens.recomputed", ",d"),
     ("prefix cache hits, %", "tokens.cache_hit_ratio", "percent"),
@@ -50,7 +51,7 @@ within {settings["slo_ttft_s"]:g} s and {settings["slo_tpot_s"]:g} s per further
 
 {_times_table(results)}
 
-steps       {steps["count"]}, executor busy {steps["busy_share"]:.1%}, mean \
+steps       {steps["count"]}, {_busy(results)} busy {steps["busy_share"]:.1%}, mean \
 {steps["mean_step_s"] * 1e3:.2f} ms, {steps["mean_rows"]:.1f} rows ({steps["mean_decodes"]:.1f} \
 decodes), {steps["mean_tokens"]:.0f} tokens
 prompts     {tokens["prompt"]:,} tokens, {tokens["cached"]:,} from the cache \
@@ -58,7 +59,7 @@ prompts     {tokens["prompt"]:,} tokens, {tokens["cached"]:,} from the cache \
 memory      KV in use {memory["mean_kv_usage"]:.1%} of {memory["total_blocks"]:,} blocks (peak \
 {memory["peak_kv_usage"]:.1%}), {memory["preemptions"]} preemptions of \
 {memory["preempted_requests"]} requests, blocks swapped {memory["swapped_out_blocks"]:,} out and \
-{memory["swapped_in_blocks"]:,} in, {memory["copied_blocks"]:,} copied"""
+{memory["swapped_in_blocks"]:,} in, {memory["copied_blocks"]:,} copied{_executors_table(results)}"""
 
 
 def compare(outcomes: Sequence[Outcome]) -> str:
@@ -114,6 +115,31 @@ def _cell(value: float | None, form: str) -> str:
     if form == "percent":
         return f"{value * 100:.1f}"
     return f"{value:{form}}"
+
+
+def _busy(results: dict[str, Any]) -> str:
+    count = len(results["executors"])
+    return "executor" if count == 1 else f"{count} executors"
+
+
+def _executors_table(results: dict[str, Any]) -> str:
+    """Return a line per executor, with an empty line before them; nothing for one executor."""
+    executors = results["executors"]
+    if len(executors) == 1:
+        return ""
+    names = ("requests", "steps", "busy, %", "rows", "cache hits, %")
+    imbalance = f"   (busy time, max / mean: {results['steps']['imbalance']:.2f})"
+    lines = ["\n\nexecutor " + "".join(name.rjust(14) for name in names) + imbalance]
+    for one in executors:
+        cells = (
+            f"{one['requests']:,d}",
+            f"{one['steps']:,d}",
+            f"{one['busy_share'] * 100:.1f}",
+            f"{one['mean_rows']:.1f}",
+            f"{one['cache_hit_ratio'] * 100:.1f}",
+        )
+        lines.append(f"{one['executor']:<9d}{''.join(cell.rjust(14) for cell in cells)}")
+    return "\n".join(lines)
 
 
 def _times_table(results: dict[str, Any]) -> str:

@@ -16,13 +16,19 @@ MAX_POINTS = 200
 
 
 def summarize(
-    recorder: Recorder, *, total_blocks: int, slo_ttft_s: float, slo_tpot_s: float
+    recorder: Recorder,
+    *,
+    total_blocks: int,
+    slo_ttft_s: float,
+    slo_tpot_s: float,
+    num_executors: int = 1,
 ) -> dict[str, Any]:
     """
     Return all numbers as plain values for JSON; a percentile of no values is None.
 
     Times are seconds; percentiles interpolate linearly, as numpy's do by default. The mean rows,
-    decodes and tokens of steps weigh each step by its duration.
+    decodes and tokens of steps weigh each step by its duration. Steps that were lost with their
+    executor count nowhere.
     """
     sent = slice(0, recorder.num_sent)
     arrival_s, end_s = recorder.arrival_s[sent], recorder.end_s[sent]
@@ -49,7 +55,8 @@ def summarize(
         "queue_s": _spread(recorder.queue_s[sent]),
         "tokens": tokens,
         "memory": _memory(recorder, total_blocks),
-        "steps": _steps(recorder),
+        "steps": _steps(recorder, num_executors),
+        "executors": [_executor(recorder, number) for number in range(num_executors)],
         "over_time": series(recorder),
     }
 
@@ -98,15 +105,41 @@ def _memory(recorder: Recorder, total_blocks: int) -> dict[str, Any]:
     }
 
 
-def _steps(recorder: Recorder) -> dict[str, Any]:
+def _steps(recorder: Recorder, num_executors: int) -> dict[str, Any]:
     work, step_s = recorder.work, recorder.step_s
+    busy_s = np.bincount(recorder.step_executor, step_s, num_executors)
     return {
         "count": len(work),
-        "busy_share": _ratio(step_s.sum(), _span_s(recorder)),
+        "busy_share": _ratio(step_s.sum(), _span_s(recorder) * num_executors),
+        "imbalance": _ratio(busy_s.max(), float(busy_s.mean())),
         "mean_step_s": _ratio(step_s.sum(), len(work)),
-        "mean_rows": _ratio((work[:, 0] * step_s).sum(), step_s.sum()),
-        "mean_decodes": _ratio((work[:, 1] * step_s).sum(), step_s.sum()),
-        "mean_tokens": _ratio((work[:, 2] * step_s).sum(), step_s.sum()),
+        **_mean_work(work, step_s),
+    }
+
+
+def _executor(recorder: Recorder, number: int) -> dict[str, Any]:
+    """Return the numbers of one executor; it has the requests that it was the first to admit."""
+    mine = recorder.step_executor == number
+    step_s = recorder.step_s[mine]
+    admitted = recorder.executor[: recorder.num_sent] == number
+    num_cached = recorder.cached_tokens[: recorder.num_sent][admitted].sum()
+    return {
+        "executor": number,
+        "requests": int(np.count_nonzero(admitted)),
+        "steps": len(step_s),
+        "busy_share": _ratio(step_s.sum(), _span_s(recorder)),
+        **_mean_work(recorder.work[mine], step_s),
+        "cache_hit_ratio": _ratio(
+            num_cached, float(recorder.prompt_len[: recorder.num_sent][admitted].sum())
+        ),
+    }
+
+
+def _mean_work(work: NDArray[np.int64], step_s: NDArray[np.float64]) -> dict[str, float]:
+    columns = {"mean_rows": 0, "mean_decodes": 1, "mean_tokens": 2}
+    return {
+        name: _ratio((work[:, column] * step_s).sum(), step_s.sum())
+        for name, column in columns.items()
     }
 
 
@@ -134,10 +167,10 @@ def _time_per_token(recorder: Recorder) -> NDArray[np.float64]:
 
 
 def _span_s(recorder: Recorder) -> float:
-    """Return the seconds from the first arrival to the end of the last step."""
+    """Return the seconds from the first arrival to the end of the last step of any executor."""
     if not len(recorder.step_s):
         return 0.0
-    last_s = float(recorder.step_start_s[-1] + recorder.step_s[-1])
+    last_s = float((recorder.step_start_s + recorder.step_s).max())
     return last_s - float(recorder.arrival_s[: recorder.num_sent].min())
 
 

@@ -29,6 +29,7 @@ class Ask:
         timeout_s: Seconds from its arrival to its deadline; None for none.
         conversation: Number of its conversation; -1 for none.
         turn: Turn within the conversation, from 0.
+        branch: Branch of the conversation after its first turn, from 0.
     """
 
     arrival_s: float
@@ -42,6 +43,7 @@ class Ask:
     timeout_s: float | None = None
     conversation: int = -1
     turn: int = 0
+    branch: int = 0
 
 
 class Requests(Protocol):
@@ -54,8 +56,8 @@ class Requests(Protocol):
     def opening(self) -> Iterator[Ask]:
         """Return the requests that depend on no others, in order of arrival."""
 
-    def follow(self, ask: Ask, outputs: Int32Column, now: float) -> Ask | None:
-        """Return the request that follows the end of `ask`, given its outputs; None for none."""
+    def follow(self, ask: Ask, outputs: Int32Column, now: float) -> list[Ask]:
+        """Return the requests that follow the end of `ask`, given its outputs."""
 
 
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -28,8 +28,8 @@ class Workload:
 
     Attributes:
         requests: How many requests, all turns of conversations counted.
-        request_rate: Requests per second; a conversation's first turns arrive at this rate divided
-            by `turns`.
+        request_rate: Requests per second; conversations begin at this rate divided by the requests
+            that each has.
         arrivals: poisson, constant, gamma:CV, bursts:SIZE or at-once.
         prompt_len: Tokens of a prompt beyond its shared prefix, or that a turn adds: N,
             uniform:MIN:MAX, lognormal:MEAN:SIGMA:MAX or zipf:EXPONENT:MAX.
@@ -41,6 +41,8 @@ class Workload:
         prefix_len: Tokens of each shared prefix, same forms as prompt_len.
         prefix_skew: Zipf exponent of the prefixes' popularity; 0 makes all equal.
         turns: Turns per conversation; each prompt contains all earlier prompts and outputs.
+        forks: Branches into which each conversation splits after its first answer; each has all
+            the turns left, as when an agent tries several ways at once.
         think_s: Mean seconds between an answer and the next turn, exponential.
         tenants: How many tenants share the requests.
         tenant_skew: Zipf exponent of the tenants' shares; 0 makes all equal.
@@ -61,6 +63,7 @@ class Workload:
     prefix_len: Lengths = _PREFIX_LEN
     prefix_skew: float = 1.0
     turns: int = 1
+    forks: int = 1
     think_s: float = 5.0
     tenants: int = 1
     tenant_skew: float = 0.0
@@ -78,8 +81,8 @@ class Workload:
         """
         at_least = {
             "requests": 1, "request_rate": 0, "max_tokens": 1, "prefix_groups": 0,
-            "prefix_skew": 0, "turns": 1, "think_s": 0, "tenants": 1, "tenant_skew": 0,
-            "priorities": 1, "choices": 1,
+            "prefix_skew": 0, "turns": 1, "forks": 1, "think_s": 0, "tenants": 1,
+            "tenant_skew": 0, "priorities": 1, "choices": 1,
         }  # fmt: skip
         for name, least in at_least.items():
             value = getattr(self, name)
@@ -113,6 +116,17 @@ PRESETS: dict[str, Workload] = {
         prefix_len=Lengths.parse("fixed:400"),
         turns=5,
         think_s=8.0,
+    ),
+    "agent": Workload(
+        request_rate=40.0,
+        prompt_len=Lengths.parse("lognormal:150:0.8:1024"),
+        output_len=Lengths.parse("lognormal:60:0.7:256"),
+        max_tokens=256,
+        prefix_groups=4,
+        prefix_len=Lengths.parse("fixed:1500"),
+        turns=10,
+        forks=3,
+        think_s=1.0,
     ),
     "long-tail": Workload(
         request_rate=6.0,
@@ -153,8 +167,9 @@ class Synthetic:
         self._max_model_len = max_model_len
         count, turns = workload.requests, workload.turns
         rng = np.random.Generator(np.random.PCG64(seed))
-        num_openings = -(-count // turns)
-        rate = workload.request_rate / turns
+        per_conversation = 1 + workload.forks * (turns - 1)
+        num_openings = -(-count // per_conversation)
+        rate = workload.request_rate / per_conversation
         self._arrival_s = workload.arrivals.draw(rng, num_openings, rate)
         self._body_len = workload.prompt_len.draw(rng, count)
         self._output_len = workload.output_len.draw(rng, count)
@@ -173,23 +188,29 @@ class Synthetic:
     def opening(self) -> Iterator[Ask]:
         """Yield the first turns, in order of arrival."""
         for number in range(len(self._arrival_s)):
-            yield self._ask(number, 0, self._prefix(number), float(self._arrival_s[number]))
+            yield self._ask(number, 0, 0, self._prefix(number), float(self._arrival_s[number]))
 
-    def follow(self, ask: Ask, outputs: Int32Column, now: float) -> Ask | None:
-        """Return the next turn of a conversation, or None at its end."""
+    def follow(self, ask: Ask, outputs: Int32Column, now: float) -> list[Ask]:
+        """Return the next turn of a conversation, for each branch after its first."""
         turn = ask.turn + 1
-        number = self._number(ask.conversation, turn)
-        if turn >= self._workload.turns or number >= self._workload.requests:
-            return None
+        if turn >= self._workload.turns:
+            return []
         history = np.concatenate([ask.prompt, outputs])
-        follower = self._ask(ask.conversation, turn, history, now + float(self._think_s[number]))
-        if len(follower.prompt) + follower.max_tokens > self._max_model_len:
-            return None
-        return follower
+        followers = []
+        for branch in range(self._workload.forks) if ask.turn == 0 else [ask.branch]:
+            number = self._number(ask.conversation, turn, branch)
+            if number >= self._workload.requests:
+                continue
+            arrival_s = now + float(self._think_s[number])
+            follower = self._ask(ask.conversation, turn, branch, history, arrival_s)
+            if len(follower.prompt) + follower.max_tokens <= self._max_model_len:
+                followers.append(follower)
+        return followers
 
-    def _number(self, conversation: int, turn: int) -> int:
+    def _number(self, conversation: int, turn: int, branch: int) -> int:
         # Numbers go turn by turn, so that the last conversations are the ones that are cut short.
-        return turn * len(self._arrival_s) + conversation
+        column = 1 + (turn - 1) * self._workload.forks + branch if turn else 0
+        return column * len(self._arrival_s) + conversation
 
     def _prefix(self, conversation: int) -> Int32Column:
         if not self._workload.prefix_groups:
@@ -197,8 +218,10 @@ class Synthetic:
         group = int(self._group[conversation])
         return random_ids(self._seed, _PREFIX, group, int(self._prefix_len[group]))
 
-    def _ask(self, conversation: int, turn: int, history: Int32Column, arrival_s: float) -> Ask:
-        workload, number = self._workload, self._number(conversation, turn)
+    def _ask(
+        self, conversation: int, turn: int, branch: int, history: Int32Column, arrival_s: float
+    ) -> Ask:
+        workload, number = self._workload, self._number(conversation, turn, branch)
         body = random_ids(self._seed, _BODY, number, int(self._body_len[number]))
         output_len, asked = int(self._output_len[number]), workload.max_tokens
         if workload.ask_slack is not None:
@@ -216,4 +239,5 @@ class Synthetic:
             timeout_s=workload.timeout_s,
             conversation=conversation if workload.turns > 1 else -1,
             turn=turn,
+            branch=branch,
         )

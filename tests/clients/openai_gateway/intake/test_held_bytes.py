@@ -1,4 +1,4 @@
-"""What bodies hold: all of them together, those of one key, and what is given back."""
+"""Bytes that bodies hold: all of them together, those of one key, and what is given back."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class TestHeld:
 
     async def test_client_that_leaves_in_the_middle_gives_its_share_back(self, bodies, held):
         """
-        What a client had sent before it left is counted no more, and not less than no more.
+        Bytes that a client had sent before it left are taken off the count once.
         """
         sent = Sent()
         reading = await begun(bodies, sent, 100)
