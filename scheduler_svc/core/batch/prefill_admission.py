@@ -73,8 +73,7 @@ def _has_room(builder: BatchBuilder) -> bool:
     replica, slots = builder.replica, builder.replica.slots
     max_running = replica.room.rows(replica.limits.max_running)
     has_slot = slots.num_running < max_running and slots.num_free() > 0
-    is_open = not (replica.is_closing or replica.under_pressure())
-    return builder.budget > 0 and has_slot and is_open
+    return builder.budget > 0 and has_slot and not (replica.is_closing or replica.under_pressure())
 
 
 def _has_chunk(builder: BatchBuilder, request: Request, prefix: Prefix) -> bool:

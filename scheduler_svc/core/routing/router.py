@@ -110,6 +110,10 @@ class Router:
             self._left_until.discard(request.number)
             self._left_until.push(until_s, request.number, request)
 
+    def leave_none(self) -> None:
+        """Forget until when requests were left to others, as one executor alone is there by now."""
+        self._left_until = KeyedHeap()
+
     def forget_due(self, now: float) -> None:
         """Forget until when requests were left to others, where that time has come."""
         while (top := self._left_until.peek()) is not None and top[0] <= now:

@@ -108,6 +108,8 @@ class Fleet:
         del self._replicas[number]
         self.cell.part(number)
         self.reroute(number)
+        if len(self) == 1:
+            self.cell.router.leave_none()
         self._note_size()
 
     def route(self, choices: Sequence[Request]) -> None:

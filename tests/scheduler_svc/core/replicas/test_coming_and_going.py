@@ -140,3 +140,20 @@ class TestDetach:
 
         assert [1, 2] == list(rig.engines)
         rig.check_outputs()
+
+    def test_what_was_left_to_one_that_has_left_is_admitted_at_once(self):
+        """The last executor leaves nothing to others, and its loop is not woken for that."""
+        rig = FleetRig(2)
+        rig.submit(prompt=SHARED)
+        while rig.core.has_pending_work():
+            rig.turn(0)
+        rig.submit(prompt=np.append(SHARED, [4]).astype(np.int32))
+        rig.turn(1, 0.001)
+        assert rig.core.next_deadline_s is not None
+        rig.detach(0)
+        assert rig.core.next_deadline_s is None
+        rig.turn(1, 0.001)
+        assert 1 == rig.engines[1].num_admitted
+        rig.run()
+
+        rig.check_outputs()
