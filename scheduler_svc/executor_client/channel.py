@@ -80,7 +80,7 @@ class ExecutorAccess:
         Expect the certificate of each of these addresses to be that of the host under which it was
         looked up, as certificates name no addresses of pods.
         """
-        self._hosts = dict(hosts)
+        self._hosts = {**self._hosts, **hosts}  # one that a name means no longer may still serve
 
     def open(self, address: str) -> grpc.Channel:
         """Return a channel with its own connection to HOST:PORT or unix:PATH; a call opens it."""

@@ -61,6 +61,8 @@ class AvailabilityTeller:
     def _blocked_by(self) -> str:
         """Say what accepted requests wait for; draining does not count, as they go on meanwhile."""
         members = self._members
+        if all(member.is_drained for member in members):
+            return "no executor is left to serve: add one with tandem executors add"
         return why_unready(
             is_draining=False,
             is_suspended=members.is_suspended,

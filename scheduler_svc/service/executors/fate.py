@@ -153,9 +153,14 @@ class ExecutorFate:
         """Let the core plan for an executor that is empty, in the place of one that was lost."""
         geometry, port = description.geometry, member.port
         for other in self._members:
-            known = other.description
-            if known is not None and known.geometry.block_size != geometry.block_size:
-                self.part(other, now)  # it is away, and another when it comes back
+            blocks = None if other.description is None else other.description.geometry.block_size
+            if other is member or other.port is None or blocks == geometry.block_size:
+                continue
+            # It is away, and comes back with these blocks or not at all. The core keeps one port.
+            if port is None:
+                port, other.port = other.port, None
+            else:
+                self.part(other, now)
         spare = self._members.spare
         if port is None and spare is not None:
             port, self._members.spare = spare, None

@@ -36,7 +36,8 @@ class Members:
         """
         self._make_link = make_link
         self._lost_after_s = lost_after_s
-        self._members: dict[str, Member] = {}
+        self._members: tuple[Member, ...] = ()
+        """The members; another tuple once one is added or removed."""
         self._turn: Callable[[], None] | None = None
         """Makes a turn of the loop, for links; None until the loop runs."""
         self._counts_of_gone = SessionCounts()
@@ -47,8 +48,8 @@ class Members:
         self.suspension: KvMode | None = None
 
     def __iter__(self) -> Iterator[Member]:
-        """Return an iterator over the members; none may be added or removed meanwhile."""
-        return iter(self._members.values())
+        """Return an iterator over those that are members now, also while some join or leave."""
+        return iter(self._members)
 
     def __len__(self) -> int:
         """Return the number of members."""
@@ -56,13 +57,14 @@ class Members:
 
     def find(self, address: str) -> Member | None:
         """Return the member that was named with an address, if any."""
-        return self._members.get(address)
+        return next((one for one in self._members if one.address == address), None)
 
     def add(self, address: str, now: float) -> Member:
         """Let the executor with an address serve; it has not been named before."""
         link = self._make_link(address)
         session = ExecutorSession(link, lost_after_s=self._lost_after_s, now=now)
-        member = self._members[address] = Member(address, link, session)
+        member = Member(address, link, session)
+        self._members = (*self._members, member)
         if self._turn is not None:
             self._start(member, self._turn)
         return member
@@ -82,7 +84,7 @@ class Members:
 
     def remove(self, member: Member, now: float) -> None:
         """Give a member's executor back, and forget it."""
-        del self._members[member.address]
+        self._members = tuple(one for one in self._members if one is not member)
         self.give_back(member, now)
         counts = self._counts_of_gone
         for counter in fields(counts):
@@ -113,12 +115,12 @@ class Members:
 
     def others_serving(self, member: Member) -> list[Member]:
         """Return the members but one that have a session which can be used."""
-        return [one for one in self if one.is_serving and one is not member]
+        return [one for one in self._members if one.is_serving and one is not member]
 
     @property
     def num_attached(self) -> int:
         """Number of members with which steps and results flow."""
-        return sum(member.session.is_attached for member in self)
+        return sum(member.session.is_attached for member in self._members)
 
     @property
     def is_attached(self) -> bool:
@@ -137,38 +139,40 @@ class Members:
 
     def is_progressing(self) -> bool:
         """Return True unless the steps of every member take much longer than predicted."""
-        return not self._members or any(member.session.is_progressing() for member in self)
+        return not self._members or any(member.session.is_progressing() for member in self._members)
 
     @property
     def is_suspended(self) -> bool:
         """True while an operator's suspension holds all that serve, or that would."""
-        known = [one for one in self if one.port is not None]
+        known = [one for one in self._members if one.port is not None]
         return bool(known) and all(member.is_suspended for member in known)
 
     @property
     def has_obeyed(self) -> bool:
-        """True once every executor has done the last suspension or resumption."""
-        return all(member.has_obeyed for member in self)
+        """True once every executor that serves has done the last suspension or resumption."""
+        serving = [member for member in self._members if member.is_serving] or self._members
+        return all(member.has_obeyed for member in serving)
 
     @property
     def device_memory_bytes(self) -> int:
         """Device memory in use at the latest step of each member, in sum."""
-        return sum(member.device_memory_bytes for member in self)
+        return sum(member.device_memory_bytes for member in self._members)
 
     @property
     def refusal(self) -> str:
         """Reasons why executors are not used, in words; empty when there is none."""
-        texts = {member.address: member.session.refusals.text for member in self}
-        found = {address: text for address, text in texts.items() if text}
-        if len(texts) == 1:
-            return next(iter(found.values()), "")
-        return "; ".join(f"{address}: {text}" for address, text in found.items())
+        found = [one for one in self._members if one.session.refusals.text]
+        if not found:
+            return ""
+        if len(self._members) == 1:
+            return found[0].session.refusals.text
+        return "; ".join(f"{one.address}: {one.session.refusals.text}" for one in found)
 
     @property
     def counts(self) -> SessionCounts:
         """Counts of all sessions since the start."""
         total = SessionCounts()
-        for one in (self._counts_of_gone, *(member.session.counts for member in self)):
+        for one in (self._counts_of_gone, *(member.session.counts for member in self._members)):
             for counter in fields(total):
                 _add(total, counter.name, one)
         return total
@@ -176,7 +180,7 @@ class Members:
     @property
     def num_sessions(self) -> int:
         """Number of sessions opened since the start."""
-        opened = sum(member.session.counts.executor_sessions for member in self)
+        opened = sum(member.session.counts.executor_sessions for member in self._members)
         return self._counts_of_gone.executor_sessions + opened
 
     @property

@@ -23,6 +23,8 @@ class ExecutorOperations:
         self._fate = fate
         self._found: frozenset[str] = frozenset()
         """Addresses that the names of executors meant when they were last looked up."""
+        self._joined: set[str] = set()
+        """Those of them that joined for that reason."""
 
     def find(self, address: str) -> Member:
         """
@@ -94,15 +96,16 @@ class ExecutorOperations:
             if member is None:
                 _log.info("executor_found", address=address)
                 self._members.add(address, now)
+                self._joined.add(address)
             else:
                 member.is_wanted = True
-        for address in before - self._found:
+        for address in (before - self._found) & self._joined:
             if (member := self._members.find(address)) is not None:
                 member.is_wanted = False
 
     def advance(self, now: float) -> None:
         """Give executors back whose drain is over, and forget those that are lost and unwanted."""
-        for member in tuple(self._members):
+        for member in self._members:
             until_s, port = member.drain_until_s, member.port
             if until_s is not None and not member.is_drained:
                 num_left = 0 if port is None else port.num_running
@@ -130,4 +133,5 @@ class ExecutorOperations:
     def _remove(self, member: Member, now: float) -> None:
         self._fate.part(member, now)
         self._members.remove(member, now)
+        self._joined.discard(member.address)
         _log.info("executor_removed", address=member.address)

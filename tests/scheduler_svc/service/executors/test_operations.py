@@ -81,6 +81,7 @@ class TestDrain:
         bench.reply(frontend, "drain_executor", argument("one:1"))
         bench.let_pass(2.0)
         assert not frontend.availabilities[-1].ready
+        assert "tandem executors add" in frontend.availabilities[-1].blocked_by
         bench.links["two:1"] = FakeLink()
         bench.links["two:1"].boot("boot-8", address="two:1")
         bench.reply(frontend, "add_executor", argument("two:1"))

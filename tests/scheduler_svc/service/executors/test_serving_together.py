@@ -237,6 +237,55 @@ class TestJoining:
         assert expected_outputs([5, 6, 9], 50) == frontend.tokens[2]
 
 
+class TestOtherModel:
+    """Executors of another model, or with other blocks, take over once none of the old serves."""
+
+    def test_other_executor_than_before_comes_first_with_other_blocks(self, make_fleet):
+        """The service goes on, and the one that was there before joins it with these blocks."""
+        bench = make_fleet(is_up=False)
+        bench.link.boot("boot-a", address="one:1")
+        frontend = bench.frontend()
+        submit(frontend, 1)
+        assert_all_right(bench, frontend, 1)
+        end_process(bench.link)
+        bench.turn()
+        other = {"fingerprint": "0" * 64, "geometry": replace(GEOMETRY, block_size=8)}
+        bench.links["two:1"].boot("boot-b", address="two:1", **other)
+        bench.until(lambda: member(bench, "two:1").is_serving)
+        submit(frontend, 1, first=1)
+        bench.until(lambda: 1 in frontend.ended)
+        assert expected_outputs([5, 6, 8], 40) == frontend.tokens[1]
+        bench.link.boot("boot-c", address="one:1", **other)
+        bench.until(lambda: member(bench, "one:1").is_serving)
+        start_on_all(bench, frontend, first=2)
+        hold(bench, is_holding=False)
+        assert_all_right(bench, frontend, 6)
+
+    def test_all_executors_change_their_model_one_after_the_other(self, make_fleet):
+        """
+        New ones are refused while an old one serves; requests of the old model fail by that name
+        only once none is left.
+        """
+        bench = make_fleet()
+        frontend = bench.frontend()
+        start_on_all(bench, frontend)
+        new = {"fingerprint": "0" * 64}
+        end_process(bench.link)
+        bench.turn()
+        bench.link.boot("boot-8", address="one:1", **new)
+        bench.turn()
+        assert not member(bench, "one:1").is_serving
+        hold(bench, is_holding=False)
+        assert_all_right(bench, frontend, 4)
+        end_process(bench.links["two:1"])
+        bench.turn()
+        bench.link.boot("boot-9", address="one:1", **new)
+        bench.links["two:1"].boot("boot-10", address="two:1", **new)
+        bench.until(lambda: all(one.session.is_attached for one in bench.loop._members))
+        submit(frontend, 4, first=4)
+        assert_all_right(bench, frontend, 8)
+
+
 class TestOperators:
     """Operators ask of every executor what they ask of the service."""
 
@@ -261,3 +310,17 @@ class TestOperators:
         bench.frontend()
         bench.loop.stop(0.0)
         bench.until(lambda: all("release" in link.commands for link in bench.links.values()))
+
+    def test_suspension_waits_for_no_executor_that_is_away(self, make_fleet):
+        """An operator is answered once those that serve have obeyed; the other obeys when back."""
+        bench = make_fleet()
+        frontend = bench.frontend()
+        end_process(bench.links["two:1"])
+        bench.turn()
+        bench.reply(frontend, "suspend", b'{"kv_mode":1}')
+        bench.links["two:1"].boot("boot-7", address="two:1")
+        bench.until(lambda: bench.links["two:1"].runner.commands)
+        bench.reply(frontend, "resume")
+        start_on_all(bench, frontend)
+        hold(bench, is_holding=False)
+        assert_all_right(bench, frontend, 4)
