@@ -12,13 +12,15 @@
 //
 // Where the processor multiplies pairs of bfloat16 (AVX512_BF16), words of two numbers of a
 // bfloat16 row meet words of a narrow weight: a product over K numbers is one over K / 2 words,
-// twice as fast. Elsewhere such rows are widened when they are arranged.
+// twice as fast. Elsewhere such rows are widened when they are arranged. Where there is a matrix unit
+// (AMX_BF16), it takes 16 words of 16 rows at a time instead: matrix_unit.h says in which order.
 //
 // Panels in memory and tiles of sums in registers: Goto and van de Geijn, "Anatomy of
 // High-Performance Matrix Multiplication", 2008. Here nothing is packed at run time.
 #include <algorithm>
 
 #include "export.h"
+#include "matrix_unit.h"
 #include "operations.h"
 #include "product_tile.h"
 #include "room.h"
@@ -34,6 +36,8 @@ constexpr int64_t kWordsAhead = 128;  // words from what is arranged of a row to
 // the next piece has room beside the present one in the nearest cache.
 constexpr int64_t kFewBytes = 9216, kManyBytes = 2 * kFewBytes;
 static_assert(kFewBytes / kPanelBytes % 2 == 0, "a piece has whole words");
+// On the matrix unit: steps of a piece, and bytes from what a lone tile reads to what it prefetches.
+constexpr int64_t kPieceSteps = 8, kUnitAhead = 4 * kUnitBytes;
 
 // Rows cut into tiles of `least` rows; the first `num_higher` tiles have one row more.
 struct Tiles {
@@ -49,17 +53,19 @@ struct Tiles {
 struct Terms {
   bool are_pairs;     // both rows and weight are read in pairs
   bool are_widened;   // the weight is narrow and widened to words of one number
+  bool on_unit;       // the matrix unit multiplies them
   int64_t width;      // words of an arranged row
   int64_t word_bytes; // bytes of the weight per column and word of a row
 
   explicit Terms(const Product& product)
       : are_pairs(kMultipliesPairs && product.type == kBFloat16 && product.is_narrow),
-        are_widened(product.is_narrow && !are_pairs),
+        are_widened(product.is_narrow && !are_pairs), on_unit(are_pairs && has_matrix_unit()),
         width(are_pairs ? product.width / 2 : product.width), word_bytes(are_widened ? 2 : 4) {}
 };
 
 // Returns whether a product has a single row, with words that a tile can read where they are.
 bool lies_so(const Product& product, const Terms& terms) {
+  if (terms.on_unit && terms.width % kUnitWords > 0) return false;
   return product.num_rows == 1 && (product.type == kFloat32 || terms.are_pairs);
 }
 
@@ -156,9 +162,9 @@ AddTile tile_of_block(const Tiles& tiles, bool is_widened, int64_t rows) {
 // reads itself a little later. Several tiles take a panel piece by piece: the first reads a piece
 // from memory, the others find it in the nearest cache, and all share the prefetching of the next
 // piece. The first tile widens a narrow piece for the others.
-void multiply_block(const Product& product, const Terms& terms, const Tiles& tiles, int64_t begin,
-                    int64_t end, int64_t first_panel, int64_t last_panel, const float* x,
-                    float* sums) {
+void multiply_block(const Product& product, const Terms& terms, int64_t begin, int64_t end,
+                    int64_t first_panel, int64_t last_panel, const float* x, float* sums) {
+  const Tiles tiles(end - begin);
   const bool is_alone = tiles.count == 1, is_widened = terms.are_widened;
   if (is_alone && is_widened) {
     multiply_narrow_tile(product, begin, end, first_panel, last_panel, x, sums);
@@ -210,10 +216,82 @@ void multiply_block(const Product& product, const Terms& terms, const Tiles& til
   }
 }
 
+// Rows of a block on the matrix unit: tiles of one height, as the unit's registers are shaped once;
+// rows of zeros make the last one as high.
+struct UnitTiles {
+  int64_t count, height;
+
+  explicit UnitTiles(int64_t rows)
+      : count((std::max<int64_t>(rows, 1) + kUnitRows - 1) / kUnitRows),
+        height((rows + count - 1) / count) {}
+};
+
+// Returns the steps of the unit over an arranged row, the last of which may have words of zeros.
+int64_t unit_steps(const Terms& terms) { return (terms.width + kUnitWords - 1) / kUnitWords; }
+
+// Copies the rows of a tile to their part of `x` in the order in which the unit reads them, words
+// [steps, height, kUnitWords].
+void arrange_for_unit(const Product& product, const Terms& terms, const UnitTiles& tiles,
+                      int64_t begin, int64_t end, int64_t tile, float* x) {
+  const int64_t steps = unit_steps(terms), first = begin + tile * tiles.height;
+  float* const to = x + tile * tiles.height * steps * kUnitWords;
+  for (int64_t r = 0; r < tiles.height; ++r) {
+    const bool is_there = first + r < end;
+    const char* const from = is_there ? row_of(product, first + r) : nullptr;
+    for (int64_t k = 0; k < steps; ++k) {
+      char* const at = reinterpret_cast<char*>(to + (k * tiles.height + r) * kUnitWords);
+      const int64_t words = std::min<int64_t>(kUnitWords, terms.width - k * kUnitWords);
+      if (words < kUnitWords || !is_there) std::memset(at, 0, kLineBytes);
+      if (is_there) std::memcpy(at, from + k * kLineBytes, words * sizeof(float));
+    }
+  }
+}
+
+// Multiplies rows [begin, end), arranged in `x`, with panels [first_panel, last_panel) on the matrix
+// unit, piece by piece as `multiply_block` does.
+void multiply_on_unit(const Product& product, const Terms& terms, int64_t begin, int64_t end,
+                      int64_t first_panel, int64_t last_panel, const float* x, float* sums) {
+  const UnitTiles tiles(end - begin);
+  const MatrixUnit unit(tiles.height);
+  const bool is_alone = tiles.count == 1;
+  const int64_t steps = unit_steps(terms), num_whole = terms.width / kUnitWords;
+  const int64_t step_bytes = tiles.height * kLineBytes, panel_bytes = terms.width * kPanelBytes;
+  const int64_t share = (kUnitBytes / tiles.count + kLineBytes - 1) / kLineBytes * kLineBytes;
+  alignas(kLineBytes) char last[kUnitBytes];
+  for (int64_t panel = first_panel; panel < last_panel; ++panel) {
+    const char* const words = static_cast<const char*>(product.packed) + panel * panel_bytes;
+    const int64_t whole_bytes = num_whole * kUnitBytes;
+    if (num_whole < steps) {
+      std::memcpy(last, words + whole_bytes, panel_bytes - whole_bytes);
+      std::memset(last + (panel_bytes - whole_bytes), 0, kUnitBytes - (panel_bytes - whole_bytes));
+    }
+    for (int64_t k = 0; k < steps;) {
+      // The step with words of zeros is a piece by itself.
+      const int64_t most = is_alone ? steps : kPieceSteps;
+      const int64_t length = k < num_whole ? std::min(most, num_whole - k) : 1;
+      const char* const here = k < num_whole ? words + k * kUnitBytes : last;
+      const char* ahead = words + (is_alone ? k * kUnitBytes + kUnitAhead : (k + length) * kUnitBytes);
+      const char* from = reinterpret_cast<const char*>(x) + k * step_bytes;
+      float* to = sums;
+      for (int64_t tile = 0; tile < tiles.count; ++tile) {
+        unit.add(from, step_bytes, here, length, k == 0, to, ahead, share);
+        if (k + length == steps) {
+          const int64_t row = begin + tile * tiles.height;
+          put(product, row, std::min(row + tiles.height, end), panel, to);
+        }
+        from += steps * step_bytes, to += tiles.height * kPanel, ahead += share * length;
+      }
+      k += length;
+    }
+  }
+}
+
 // Returns the number of rows of a block. Blocks have nearly equal heights, because a last block of
 // few rows would wait for its weights.
-int64_t rows_of_blocks(int64_t num_rows, int64_t width) {
-  const int64_t most = std::max<int64_t>(kRows, kBlockBytes / (4 * std::max<int64_t>(width, 1)));
+int64_t rows_of_blocks(int64_t num_rows, const Terms& terms) {
+  const int64_t words = std::max<int64_t>(terms.width, 1);
+  const int64_t most =
+      std::max<int64_t>(terms.on_unit ? kUnitRows : kRows, kBlockBytes / (4 * words));
   const int64_t num_blocks = std::max<int64_t>(1, (num_rows + most - 1) / most);
   return (num_rows + num_blocks - 1) / num_blocks;
 }
@@ -222,7 +300,11 @@ int64_t rows_of_blocks(int64_t num_rows, int64_t width) {
 
 int64_t arranged_floats(const Product& product) {
   const Terms terms(product);
-  return lies_so(product, terms) ? 0 : rows_of_blocks(product.num_rows, terms.width) * terms.width;
+  if (lies_so(product, terms)) return 0;
+  const int64_t rows = rows_of_blocks(product.num_rows, terms);
+  if (!terms.on_unit) return rows * terms.width;
+  const UnitTiles tiles(rows);
+  return (tiles.count * tiles.height) * unit_steps(terms) * kUnitWords;
 }
 
 void multiply(Member& member, const Product& product, float* arranged) {
@@ -230,22 +312,31 @@ void multiply(Member& member, const Product& product, float* arranged) {
   const auto arrange_tile =
       product.type == kBFloat16 && !terms.are_pairs ? arrange<BFloat16> : arrange<float>;
   const int64_t num_panels = (product.num_columns + kPanel - 1) / kPanel;
-  const int64_t num_rows = product.num_rows, most_rows = rows_of_blocks(num_rows, terms.width);
+  const int64_t num_rows = product.num_rows, most_rows = rows_of_blocks(num_rows, terms);
+  const UnitTiles most_tiles(most_rows);
   static thread_local Room room;
-  float* const sums = room.of(most_rows * kPanel);
+  float* const sums = room.of(std::max(most_rows, most_tiles.count * most_tiles.height) * kPanel);
   const bool is_arranged = lies_so(product, terms);
   const float* const x = is_arranged ? reinterpret_cast<const float*>(product.x) : arranged;
+  const auto multiply_rows = terms.on_unit ? multiply_on_unit : multiply_block;
   for (int64_t begin = 0; begin < num_rows; begin += most_rows) {
     const int64_t end = std::min(begin + most_rows, num_rows);
-    const Tiles tiles(end - begin);
     if (!is_arranged) {
+      const Tiles tiles(end - begin);
+      const UnitTiles unit_tiles(end - begin);
+      const int64_t count = terms.on_unit ? unit_tiles.count : tiles.count;
       if (begin > 0) member.wait();  // until no thread reads the previous block
-      for (int64_t tile = member.first_of(tiles.count); tile < member.last_of(tiles.count); ++tile)
-        arrange_tile(product, terms.width, tiles, begin, tile, arranged);
+      for (int64_t tile = member.first_of(count); tile < member.last_of(count); ++tile) {
+        if (terms.on_unit) {
+          arrange_for_unit(product, terms, unit_tiles, begin, end, tile, arranged);
+        } else {
+          arrange_tile(product, terms.width, tiles, begin, tile, arranged);
+        }
+      }
       member.wait();
     }
-    multiply_block(product, terms, tiles, begin, end, member.first_of(num_panels),
-                   member.last_of(num_panels), x, sums);
+    multiply_rows(product, terms, begin, end, member.first_of(num_panels),
+                  member.last_of(num_panels), x, sums);
   }
 }
 

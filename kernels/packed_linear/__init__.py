@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from kernels.cpu_extension import ExtensionUnavailable, load_library
-from kernels.cpu_features import cpu_has_any
 from kernels.dispatch import CPU_EXTENSION, Operation
 from kernels.packed_linear import cpu_extension, reference
 
@@ -123,14 +122,12 @@ def use_cpu_extension(*, wanted: bool) -> bool:
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """
-    Tell whether packed weights are faster: float32 or bfloat16 on a CPU that multiplies them in
-    C++; not bfloat16 if the processor has tiles for it (amx_bf16), which our C++ does not use.
+    Tell whether weights are to be packed: for float32 or bfloat16 on a CPU that multiplies them in
+    C++.
     """
     if device.type != "cpu" or _operation.on(device) is not cpu_extension.packed_linear:
         return False
-    if dtype == torch.bfloat16:
-        return not cpu_has_any("amx_bf16")
-    return dtype == torch.float32
+    return dtype in _TYPES
 
 
 def packed_dtype(weight: Tensor) -> torch.dtype:

@@ -110,13 +110,11 @@ class TestRun:
         with_options: bool,
         window: int | None,
         dtype: torch.dtype,
-        monkeypatch: pytest.MonkeyPatch,
     ):
         """
         Decodes and a prompt together leave the same hidden states and caches as the operations one
         after another, call after call.
         """
-        monkeypatch.setattr(packed_linear, "cpu_has_any", lambda *_: False)  # no tiles
         layers = [layer(seed=seed, with_options=with_options, dtype=dtype) for seed in (0, 1)]
         stack = stack_of(layers)
         assert stack.takes(plans(window, dtype))

@@ -16,8 +16,10 @@ from tests.kernels.other_processors import OTHER_PROCESSORS, library_for
 pytestmark = pytest.mark.compiler
 
 SHAPES = [(1, 2, 1), (1, 400, 130), (2, 34, 50), (7, 64, 33), (13, 300, 64), (61, 130, 40)]
+SHAPES += [(1, 832, 50), (16, 96, 48), (17, 832, 50), (61, 700, 100)]
 """
-Rows, width and columns: full and cut panels, one tile and several, one piece of width and more.
+Rows, width and columns: full and cut panels, one tile and several, one piece of width and more,
+also where a matrix unit takes 16 rows and 32 of width at a time.
 """
 BLOCK_OF_ROWS = (900, 600, 33)
 """More rows than are multiplied in a go."""
