@@ -111,7 +111,10 @@ class ExecutorPort:
             replica.note_back()
         if replica.suspension.is_in_force:
             return suspension.plan_suspended(replica)
-        return plan(replica, now)
+        batch = plan(replica, now)
+        if batch is not None:
+            self._cell.router.note_change()
+        return batch
 
     def lookahead(self, usual_step_s: float) -> int:
         """
@@ -134,6 +137,7 @@ class ExecutorPort:
         if not self._cell.has_others():
             apply_result(replica, result, now)
             return
+        self._cell.router.note_change()
         rows = replica.in_flight[0] if replica.in_flight else None
         apply_result(replica, result, now)
         if rows is not None:

@@ -34,6 +34,7 @@ from functools import partial
 from scheduler_svc.core.queue.queue import AGED_AFTER
 from scheduler_svc.core.request.request import Request
 from scheduler_svc.core.state.replica import Replica
+from scheduler_svc.core.state.vacancy import Vacancy
 
 PREFERENCE_S = 0.05
 """Longest time in seconds for which a request is left to an executor that could admit it."""
@@ -76,7 +77,17 @@ def _welcome(replica: Replica, candidates: Iterator[Request], now: float) -> Ite
 class _Left:
     """Requests that one plan leaves to other executors, which count as work there."""
 
-    __slots__ = ("_cell", "_longest_s", "_now", "_num_left", "_replica", "_tokens")
+    __slots__ = (
+        "_cell",
+        "_follows",
+        "_longest_s",
+        "_now",
+        "_num_left",
+        "_num_running",
+        "_replica",
+        "_tokens",
+        "_vacancies",
+    )
 
     def __init__(self, replica: Replica, now: float) -> None:
         self._replica = replica
@@ -85,6 +96,12 @@ class _Left:
         self._longest_s = min(MAX_AFFINITY_S, AGED_AFTER * self._cell.options.ageing_s)
         self._num_left = Counter[int]()
         self._tokens = Counter[int]()
+        self._vacancies: dict[int, Vacancy | None] = {}
+        """Room of executors, each looked at once it is asked for."""
+        self._num_running = replica.slots.num_running
+        self._follows = True
+        """True while this plan has left all requests, each to the cheapest executor."""
+        self._cell.router.precedents.at(now)
 
     @property
     def is_enough(self) -> bool:
@@ -95,10 +112,12 @@ class _Left:
         """Leave a request to another executor, for now, if it had better go there."""
         since_s = self._cell.queue.since_s(request)
         if self._now >= since_s + self._longest_s:
+            self._follows = False
             return False
         to, wait_s = self._where(request)
         until_s = since_s + min(wait_s, self._longest_s)
         if to is None or self._now >= until_s:
+            self._follows = False
             return False
         self._num_left[to] += 1
         self._tokens[to] += request.num_known
@@ -111,18 +130,20 @@ class _Left:
         preferred = router.preferred(request)
         if preferred is not None and self._cell.suspects.bars(preferred, request):
             preferred = None
+        if preferred is not None:
+            self._follows = False
         if preferred is not None and not router.has_preferences:
             # It ran there, or another of its choices does: that binds it while there is room.
             if preferred == own:
                 return None, 0.0
-            if self._cost(preferred, request) is not None:
+            if self._has_room(preferred, request):
                 return preferred, PREFERENCE_S
         to, wait_s = None, 0.0
         if preferred is not None and preferred != own:
             to, wait_s = preferred, self._affinity_s(request, preferred)
         if router.has_preferences or wait_s > PREFERENCE_S:
             return to, wait_s
-        best = self._cheapest(request)
+        best = self._cheapest_as_found(request)
         return (to, wait_s) if best in (None, own) else (best, PREFERENCE_S)
 
     def _affinity_s(self, request: Request, preferred: int) -> float:
@@ -132,11 +153,22 @@ class _Left:
         wait_s = max(num_saved, 0) * replica.pace.prefill_s
         if not router.has_preferences:
             # Where there is room, what is saved is part of the cost already.
-            return wait_s if self._cost(preferred, request) is None else 0.0
+            return wait_s if not self._has_room(preferred, request) else 0.0
         if router.is_round_robin and request.place.replica is None:
             return MAX_AFFINITY_S
-        has_room = self._cost(preferred, request) is not None
+        has_room = self._has_room(preferred, request)
         return max(wait_s, PREFERENCE_S) if has_room else wait_s
+
+    def _cheapest_as_found(self, request: Request) -> int | None:
+        """Return the cheapest executor as `_cheapest`, from an earlier plan where that holds."""
+        if not self._follows:
+            return self._cheapest(request)
+        precedents, position = self._cell.router.precedents, self._num_left.total()
+        for executor in precedents.find(position, request.number):
+            return executor
+        best = self._cheapest(request)
+        precedents.note(position, request.number, best)
+        return best
 
     def _cheapest(self, request: Request) -> int | None:
         """
@@ -144,11 +176,43 @@ class _Left:
         one that was chosen least recently; None where none could admit it.
         """
         bound_at = self._cell.router.bound_at
-        costs = {number: self._cost(number, request) for number in self._cell.holder_numbers()}
-        found = {number: cost for number, cost in costs.items() if cost is not None}
-        return min(found, key=lambda one: (found[one], bound_at(one), one), default=None)
+        best: tuple[float, int, int] | None = None
+        for number in self._cell.holder_numbers():
+            vacancy = self._vacancy(number)
+            if vacancy is None:
+                continue
+            cost_s = self._before_s(number, vacancy)
+            if best is not None and cost_s > best[0]:
+                continue  # whatever is cached there
+            if not self._fits(number, vacancy, request):
+                continue
+            num_own = request.num_known - self._cell.holder(number).ready_len(request)
+            found = (cost_s + num_own * vacancy.prefill_s, bound_at(number), number)
+            best = found if best is None else min(best, found)
+        return None if best is None else best[2]
 
-    def _cost(self, number: int, request: Request) -> float | None:
-        return self._cell.holder(number).cost(
-            request, num_more=self._num_left[number], more_tokens=self._tokens[number]
-        )
+    def _has_room(self, number: int, request: Request) -> bool:
+        """Return True where an executor could admit a request behind those that are left to it."""
+        vacancy = self._vacancy(number)
+        return vacancy is not None and self._fits(number, vacancy, request)
+
+    def _before_s(self, number: int, vacancy: Vacancy) -> float:
+        return vacancy.before_s(self._num_left[number], self._tokens[number])
+
+    def _fits(self, number: int, vacancy: Vacancy, request: Request) -> bool:
+        suspects = self._cell.suspects
+        if suspects.has_marks and suspects.bars(number, request):
+            return False
+        num_more, more_tokens = self._num_left[number], self._tokens[number]
+        holder = self._cell.holder(number)
+        return holder.fits(request, vacancy, num_more=num_more, more_tokens=more_tokens)
+
+    def _vacancy(self, number: int) -> Vacancy | None:
+        """Return the room of an executor; only this plan's own one changes during the plan."""
+        slots = self._replica.slots
+        if number == slots.replica and slots.num_running != self._num_running:
+            self._num_running = slots.num_running
+            self._vacancies.pop(number, None)
+        if number not in self._vacancies:
+            self._vacancies[number] = self._cell.holder(number).vacancy()
+        return self._vacancies[number]

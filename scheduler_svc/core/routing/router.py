@@ -10,6 +10,7 @@ from scheduler_svc.core.queue.keyed_heap import KeyedHeap
 from scheduler_svc.core.request.options import CoreOptions, Routing
 from scheduler_svc.core.request.request import Request
 from scheduler_svc.core.routing.choice import Choice
+from scheduler_svc.core.routing.precedents import Precedents
 
 
 class Router:
@@ -24,6 +25,7 @@ class Router:
 
     Attributes:
         has_preferences: True where the policy says which executor a new request prefers.
+        precedents: What plans of this moment found for the requests that wait.
     """
 
     __slots__ = (
@@ -35,6 +37,7 @@ class Router:
         "_routes",
         "has_preferences",
         "is_round_robin",
+        "precedents",
     )
 
     def __init__(self, options: CoreOptions) -> None:
@@ -50,6 +53,7 @@ class Router:
         """Waiting requests that an executor left to others, by the time when it takes them."""
         self.has_preferences = options.routing is not Routing.LOAD_BALANCED
         self.is_round_robin = options.routing is Routing.ROUND_ROBIN
+        self.precedents = Precedents()
 
     def resize(self, num_blocks: int) -> None:
         """Note how many KV blocks all executors have, which bounds what is kept of prompts."""
@@ -102,6 +106,10 @@ class Router:
     def bound_at(self, executor: int) -> int:
         """Return a number that is the larger the later an executor admitted its latest request."""
         return self._bound_at.get(executor, 0)
+
+    def note_change(self) -> None:
+        """Note that an executor is no longer what plans of this moment found."""
+        self.precedents.clear()
 
     def note_left(self, request: Request, until_s: float) -> None:
         """Note that an executor leaves a waiting request to others until some time."""

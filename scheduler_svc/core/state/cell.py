@@ -23,6 +23,7 @@ from scheduler_svc.core.routing.router import Router
 from scheduler_svc.core.state.live_requests import LiveRequests
 from scheduler_svc.core.state.step_room import StepRoom
 from scheduler_svc.core.state.suspects import Suspects
+from scheduler_svc.core.state.vacancy import Vacancy
 
 
 class Holder(Protocol):
@@ -59,11 +60,13 @@ class Holder(Protocol):
     def ready_len(self, request: Request) -> int:
         """Return how many tokens of a waiting request need not be computed for it here."""
 
-    def cost(self, request: Request, *, num_more: int, more_tokens: int) -> float | None:
-        """
-        Return about how many seconds a waiting request would wait for its first token here, behind
-        so many other requests with so many tokens; None where it cannot be admitted now.
-        """
+    def vacancy(self) -> Vacancy | None:
+        """Return the room for requests that wait; None where none could be admitted now."""
+
+    def fits(
+        self, request: Request, vacancy: Vacancy, *, num_more: int = 0, more_tokens: int = 0
+    ) -> bool:
+        """Return True where a waiting request could be admitted behind so many others."""
 
     def start_afresh(self) -> None:
         """Forget what running requests taught, as none is left."""

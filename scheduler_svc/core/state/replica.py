@@ -17,6 +17,7 @@ from scheduler_svc.core.state.new_token_ratio import NewTokenRatio
 from scheduler_svc.core.state.pace import Pace
 from scheduler_svc.core.state.step_room import StepRoom
 from scheduler_svc.core.state.suspension import Suspension
+from scheduler_svc.core.state.vacancy import Vacancy
 
 VERSION_SHIFT = 48
 """Versions of different executors never meet: what is kept for a version is for one executor."""
@@ -139,35 +140,46 @@ class Replica:
             ready = max(ready, request.prompt_len)
         return min(ready, request.num_known - 1)
 
-    def has_room_for(self, request: Request, *, num_more: int = 0, more_tokens: int = 0) -> bool:
-        """Return True where a waiting request could be admitted now; see `cost`."""
+    def vacancy(self) -> Vacancy | None:
+        """Return the room for requests that wait; None where none could be admitted now."""
         limits, slots = self.limits, self.slots
-        is_closed = self.is_full or self.draining or self.paused or not self.takes_new
-        num_running = slots.num_running + num_more
-        has_slot = num_running < self.room.rows(limits.max_running) and slots.num_free() > num_more
-        if is_closed or not has_slot or self.under_pressure() or not self.can_ever_take(request):
-            return False
-        return limits.blocks_for(request.num_known + more_tokens) <= self.kv.pool.num_available
+        if self.is_full or self.draining or self.paused or not self.takes_new:
+            return None
+        num_running = slots.num_running
+        num_free = min(self.room.rows(limits.max_running) - num_running, slots.num_free())
+        if num_free <= 0 or self.under_pressure():
+            return None
+        pool, tokens_each = self.kv.pool, limits.max_total_tokens / limits.max_running
+        return Vacancy(
+            num_requests=num_free,
+            num_blocks=pool.num_available,
+            num_tokens=slots.num_unsent()
+            + num_running * tokens_each
+            + pool.usage * limits.max_total_tokens,
+            tokens_each=tokens_each,
+            prefill_s=self.pace.prefill_s,
+        )
 
-    def cost(self, request: Request, *, num_more: int, more_tokens: int) -> float | None:
+    def fits(
+        self, request: Request, vacancy: Vacancy, *, num_more: int = 0, more_tokens: int = 0
+    ) -> bool:
         """
-        Return about how many seconds a waiting request would wait for its first token here: for its
-        own uncached tokens, those of prompts under way, and for running requests and full memory up
-        to a step each. None where it cannot be admitted now.
+        Return True where a waiting request could be admitted into the room that is left.
 
         Args:
             request: The request.
-            num_more: Requests that are about to be admitted here before it.
+            vacancy: The room.
+            num_more: Requests that are about to be admitted before it.
             more_tokens: Their tokens.
         """
-        limits, slots = self.limits, self.slots
-        has_room = self.has_room_for(request, num_more=num_more, more_tokens=more_tokens)
-        if not has_room or self.cell.suspects.bars(slots.replica, request):
-            return None
-        num_own = request.num_known - self.ready_len(request)
-        share = (slots.num_running + num_more) / limits.max_running + self.kv.pool.usage
-        num_before = slots.num_unsent() + more_tokens + share * limits.max_total_tokens
-        return (num_own + num_before) * self.pace.prefill_s
+        if num_more >= vacancy.num_requests or not self.can_ever_take(request):
+            return False
+        return self.limits.blocks_for(request.num_known + more_tokens) <= vacancy.num_blocks
+
+    def has_room_for(self, request: Request) -> bool:
+        """Return True where a waiting request could be admitted now."""
+        vacancy = self.vacancy()
+        return vacancy is not None and self.fits(request, vacancy)
 
     def start_afresh(self) -> None:
         """Expect of new requests what was expected at the start, as none is left."""

@@ -35,7 +35,7 @@ class TestAway:
 
         assert 1 == rig.engines[1].num_admitted
         request = next(iter(rig.core._cell.requests))
-        assert rig.engines[0].port._replica.cost(request, num_more=0, more_tokens=0) is None
+        assert rig.engines[0].port._replica.vacancy() is None
 
     def test_requests_are_checked_against_executors_that_are_there(self):
         """One that only the executor that is away could hold is refused until it is back."""
