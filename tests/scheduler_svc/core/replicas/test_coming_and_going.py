@@ -34,7 +34,6 @@ class TestAway:
         rig.turn(1)
 
         assert 1 == rig.engines[1].num_admitted
-        request = next(iter(rig.core._cell.requests))
         assert rig.engines[0].port._replica.vacancy() is None
 
     def test_requests_are_checked_against_executors_that_are_there(self):
