@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,16 +18,20 @@ from executor_svc.device.choice import choose_kernels, is_sticky, resolve_device
 from executor_svc.device.memory_probe import MemoryMeter, Reading, meter_of
 from executor_svc.device.threads import use_threads
 from executor_svc.memory.kv_memory import KvMemory, host_blocks_within, kv_bytes_per_block
-from executor_svc.memory.plan import Readings, described, plan_memory
+from executor_svc.memory.plan import Readings, described, meter_of_rank, plan_memory
 from executor_svc.model.files.tokenizer_files import TokenizerFile, read_tokenizer_files
 from executor_svc.model.loader import LoadedModel, load_model
 from executor_svc.model.weights import weight_bytes
+from executor_svc.parallel.agreement import check_agreement
+from executor_svc.parallel.collectives import TensorCollectives
+from executor_svc.parallel.process_groups import SINGLE, ProcessGroups
 from executor_svc.profile.torch_recorder import TorchRecorder
 from executor_svc.server.loaded import HEARTBEAT_INTERVAL_S, MAX_INFLIGHT_STEPS, Engine
 from executor_svc.start_warnings import kept_warnings, warn
 from executor_svc.step.graphs.plan import plan_graphs
 from executor_svc.step.heaviest_steps import measure_activations
 from executor_svc.step.runner import ModelRunner
+from kernels.packed_linear import PackedWeight
 from tandem.engine_config import EngineConfig
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse, GenerationDefaults
 from tandem.kv_memory.budget import MemoryPlan
@@ -41,39 +46,53 @@ def load_engine(
     loaded: LoadedSettings,
     boot_id: str,
     meters: Callable[[torch.device], MemoryMeter] = meter_of,
+    groups: ProcessGroups = SINGLE,
 ) -> Engine:
     """
     Load the model, size and allocate KV memory, warm up, and log what was chosen. The engine's
     description holds the warnings given on the way.
 
+    The ranks of a model call it together. Each loads its share; all have the same limits, slots and
+    blocks afterwards, and the description is that of the whole model but for memory, which is the
+    rank's.
+
     Args:
         loaded: The settings.
         boot_id: Id of this process, put into every answer.
         meters: Returns the memory meter of a device.
+        groups: The ranks of the model.
 
     Raises:
-        InvalidConfig: This model or machine does not allow a limit, device or setting.
+        InvalidConfig: This model or machine does not allow a limit, device or setting, so many
+            ranks cannot hold the model, or they differ in what they compute with.
         InvalidModel: The model directory cannot be used.
         OutOfMemory: Weights or KV blocks do not fit.
     """
     with kept_warnings() as warnings:
-        engine = _load(loaded, boot_id, meters)
+        engine = _load(loaded, boot_id, meters, groups)
     engine.description.warnings.extend(warnings)
     return engine
 
 
 def _load(
-    loaded: LoadedSettings, boot_id: str, meters: Callable[[torch.device], MemoryMeter]
+    loaded: LoadedSettings,
+    boot_id: str,
+    meters: Callable[[torch.device], MemoryMeter],
+    groups: ProcessGroups,
 ) -> Engine:
-    settings = loaded.settings
+    settings, ranks = loaded.settings, TensorCollectives(groups)
     tokenizer_files = _tokenizer_files(settings.model)
-    use_threads(settings.num_threads)
+    num_here = ranks.all_of(platform.node()).count(platform.node())
+    use_threads(settings.num_threads, num_processes=num_here)
     device = resolve_device(settings.device)
     choose_kernels(device, settings.cpu_extension)
-    meter = meters(device)
-    before = meter.read()
-    model = load_model(settings.model, dtype=settings.dtype, device=str(device), packs=True)
+    meter = meter_of_rank(meters(device), device, num_here)
+    before = ranks.all_of(meter.read())[groups.tensor_rank]  # until all have read, none loads
+    model = load_model(
+        settings.model, dtype=settings.dtype, device=str(device), packs=True, groups=groups
+    )
     limits = fit_limits(loaded, model.config, model.device)
+    check_agreement(ranks.all_of(_facts(settings, model, limits)))
     plan = _plan(loaded, model, limits, before, meter)
     limits = replace(limits, max_model_len=plan.max_model_len)
     kv = _allocate(loaded, model, limits, plan)
@@ -88,7 +107,8 @@ def _load(
         batch_invariant=settings.batch_invariant,
         kv_knob=plan.size.knob,
         static_rows=limits.max_batch_size if device.type == "cuda" else 0,
-        graph_plan=plan_graphs(loaded, limits, device),
+        # Collectives were never captured: ranks run every step eagerly.
+        graph_plan=plan_graphs(loaded, limits, device) if groups.tensor is None else None,
     )
     started = time.monotonic()
     runner.warm_up()
@@ -100,7 +120,22 @@ def _load(
         num_threads=torch.get_num_threads(),
         is_sticky=is_sticky,
         recorder=lambda options: TorchRecorder(runner, model.device, options),
+        checksum=runner.checksum,
     )
+
+
+def _facts(settings: ExecutorSettings, model: LoadedModel, limits: EngineConfig) -> dict[str, str]:
+    """Return what ranks must have in common to compute the same steps with the same rounding."""
+    return {
+        "the model": model.fingerprint,
+        "the device": model.device.type,
+        "the number type": model.dtype_name,
+        "PyTorch": torch.__version__,
+        "packing of weights": str(isinstance(model.weights.lm_head, PackedWeight)),
+        "batch_invariant": str(settings.batch_invariant),
+        "the size of swap space": str(settings.swap_space_gb),
+        "the limits": str(limits),
+    }
 
 
 def _tokenizer_files(model_dir: Path) -> tuple[TokenizerFile, ...]:
@@ -127,7 +162,10 @@ def _plan(
     before: Reading,
     meter: MemoryMeter,
 ) -> MemoryPlan:
-    """Size the KV memory; steps are run to measure it only if their need decides the size."""
+    """
+    Size the KV memory, on all ranks alike; steps are run to measure it only if their need decides
+    the size.
+    """
     measured = None
     default_knob = "gpu_memory_utilization" if model.device.type == "cuda" else None
     if (loaded.kv_size_knob or default_knob) == "gpu_memory_utilization":
@@ -140,12 +178,14 @@ def _plan(
         )
     plan = plan_memory(
         loaded,
-        model.config,
+        model.rank_config,
         limits,
         model.dtype,
         Readings(before=before, after=meter.read(), weight_bytes=model.weight_bytes),
         device=_device_name(model.device),
         measured=measured,
+        tp_size=model.groups.tensor_size,
+        all_ranks=TensorCollectives(model.groups).all_of,
     )
     _log.info("memory_planned", **described(plan))
     for warning in plan.warnings():
@@ -158,7 +198,7 @@ def _allocate(
 ) -> KvMemory:
     swap_space_gb = loaded.settings.swap_space_gb
     kv = KvMemory(
-        model.config,
+        model.rank_config,
         plan.num_blocks,
         limits.block_size,
         model.dtype,
@@ -187,8 +227,9 @@ def _measurable(
     """Return the limits with a default max_model_len cut to what all free memory could hold."""
     if not may_shorten(loaded):
         return limits
-    per_block = kv_bytes_per_block(model.config, limits.block_size, model.dtype)
-    fitting = meter.read().free // per_block * limits.block_size
+    per_block = kv_bytes_per_block(model.rank_config, limits.block_size, model.dtype)
+    own = meter.read().free // per_block * limits.block_size
+    fitting = min(TensorCollectives(model.groups).all_of(own))
     longest = max(limits.block_size, min(limits.max_model_len, fitting))
     return replace(limits, max_model_len=longest)
 

@@ -103,6 +103,27 @@ class HostMeter:
         return max(0, _peak() - before)
 
 
+class SharedMeter:
+    """One process's part of a memory that several processes of one executor use alike."""
+
+    def __init__(self, whole: MemoryMeter, num_processes: int) -> None:
+        self._whole = whole
+        self._num_processes = num_processes
+
+    def read(self) -> Reading:
+        """Measure: total and free memory are divided, used memory is this process's own."""
+        whole = self._whole.read()
+        return Reading(
+            total=whole.total // self._num_processes,
+            free=whole.free // self._num_processes,
+            used=whole.used,
+        )
+
+    def peak_of(self, work: Callable[[], None]) -> int:
+        """Return the growth of this process's peak."""
+        return self._whole.peak_of(work)
+
+
 def _reset_peak() -> bool:
     try:
         _CLEAR_REFS.write_text(_RESET_PEAK, encoding="ascii")

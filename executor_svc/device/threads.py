@@ -24,14 +24,19 @@ BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 _log = structlog.get_logger(__name__)
 
 
-def use_threads(num_threads: int | None) -> None:
+def use_threads(num_threads: int | None, *, num_processes: int = 1) -> None:
     """
-    Let each operation compute with so many threads, by default `default_num_threads`, and run one
-    operation at a time: we never ask for two, and a second would bring threads of its own.
+    Let each operation compute with so many threads, by default this process's part of
+    `default_num_threads`, and run one operation at a time: we never ask for two, and a second would
+    bring threads of its own.
 
     Warn if OpenMP was told to bind threads to cores: it binds the process's first thread when
     PyTorch is imported, all other threads inherit that mask, and so those of the runner and of gRPC
     share one core. `taskset` and cpusets keep a process on its cores without that.
+
+    Args:
+        num_threads: Number of threads, None for the default.
+        num_processes: Processes that compute on these cores at the same time, this one included.
     """
     if bound := binding(os.environ):
         warn(
@@ -40,7 +45,7 @@ def use_threads(num_threads: int | None) -> None:
             "process share one: use taskset, or a container's cpuset, instead",
             by=bound,
         )
-    torch.set_num_threads(num_threads or default_num_threads())
+    torch.set_num_threads(num_threads or max(1, default_num_threads() // num_processes))
     if torch.get_num_interop_threads() == 1:
         return
     try:

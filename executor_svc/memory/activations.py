@@ -32,12 +32,21 @@ def estimate_activations(
     num_slots: int,
     dtype: torch.dtype,
     on_gpu: bool = False,
+    tp_size: int = 1,
 ) -> int:
     """
     Estimate the bytes that the heaviest steps need, from the shapes of their tensors.
 
     On a GPU the buffers of static decode steps and the scratch of decode attention are included;
     the scratch of other kernels and the memory of captured graphs are not.
+
+    Args:
+        config: Geometry of the model, or of the rank.
+        limits: Engine limits.
+        num_slots: Number of slots.
+        dtype: Type of the model.
+        on_gpu: The device is a GPU.
+        tp_size: Number of ranks that share the model.
     """
     bytes_per_number = dtype.itemsize
     tokens, rows = limits.max_total_tokens, min(limits.max_batch_size, limits.max_total_tokens)
@@ -62,7 +71,20 @@ def estimate_activations(
             bytes_per_number=bytes_per_number,
         )
         scratch = decode_scratch_bytes(config, rows, dtype)
+    if tp_size > 1:
+        computing += _partial_bytes(config, tokens, bytes_per_number, on_gpu=on_gpu)
+        sampling += logits * bytes_per_number  # the parts of all ranks, before they are joined
+        scoring += scored * bytes_per_number
     return max(computing + scratch, sampling, scoring) + histories + rotations + static
+
+
+def _partial_bytes(config: ModelConfig, tokens: int, bytes_per_number: int, *, on_gpu: bool) -> int:
+    """Return the bytes of partial sums, and of what a CPU widens to compute them in float32."""
+    partial = tokens * config.hidden_size * 4
+    if on_gpu or bytes_per_number == 4:
+        return partial
+    widest = max(config.num_heads * config.head_dim, config.intermediate_size)
+    return partial + (tokens + config.hidden_size) * widest * 4
 
 
 def prompt_lengths(limits: EngineConfig) -> list[int]:

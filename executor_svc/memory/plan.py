@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,12 +12,13 @@ from executor_svc.config.graph_sizes import graph_sizes
 from executor_svc.config.limits import fit_limits, limit_warnings, may_shorten, num_slots_for
 from executor_svc.config.settings import LoadedSettings
 from executor_svc.device.choice import choose_kernels, dtype_name, resolve_device, resolve_dtype
-from executor_svc.device.memory_probe import MemoryMeter, Reading, meter_of
+from executor_svc.device.memory_probe import MemoryMeter, Reading, SharedMeter, meter_of
 from executor_svc.memory.activations import estimate_activations
 from executor_svc.memory.decode_bytes import graph_pool_bytes
 from executor_svc.memory.kv_memory import host_blocks_within, kv_bytes_per_block
 from executor_svc.model.config import ModelConfig, read_model_config
 from executor_svc.model.loader import check_weights_fit, open_checkpoint
+from executor_svc.model.shares import rank_config, sharding_of
 from executor_svc.model.weights import weight_bytes
 from tandem.engine_config import EngineConfig
 from tandem.kv_memory.budget import (
@@ -54,13 +55,16 @@ def plan_memory(
     *,
     device: str,
     measured: int | None = None,
+    tp_size: int = 1,
+    all_ranks: Callable[[RankMemory], Sequence[RankMemory]] = lambda own: (own,),
 ) -> MemoryPlan:
     """
-    Size the KV memory as the settings say.
+    Size the KV memory as the settings say, on every rank alike: each plans for the rank that has
+    room for the fewest blocks.
 
     Args:
         loaded: The settings, and which of them sizes the KV memory.
-        config: The model.
+        config: The model, or the geometry of this rank.
         limits: Limits in force for this model.
         dtype: Type of weights and KV.
         readings: Memory before and after loading the weights.
@@ -68,16 +72,18 @@ def plan_memory(
         measured: Bytes of activations, if they were measured. The estimate is used if it is larger:
             the measured steps then reused memory that the process already had. On a GPU the memory
             of captured graphs is added to either.
+        tp_size: Number of ranks that share the model.
+        all_ranks: Returns the memory of all ranks from this rank's, the same list on each.
 
     Raises:
         OutOfMemory: The KV memory does not fit; names the setting to change.
     """
     on_gpu = device.startswith("cuda")
+    num_slots = num_slots_for(limits)
     estimated = estimate_activations(
-        config, limits, num_slots=num_slots_for(limits), dtype=dtype, on_gpu=on_gpu
+        config, limits, num_slots=num_slots, dtype=dtype, on_gpu=on_gpu, tp_size=tp_size
     )
-    sizes = graph_sizes(loaded.settings.num_cuda_graphs, limits.max_batch_size) if on_gpu else ()
-    captured = graph_pool_bytes(config, max(sizes, default=0), dtype)
+    captured = _captured_bytes(loaded, config, limits, dtype) if on_gpu else 0
     probe = MemoryProbe(
         device=device,
         total_bytes=readings.before.total,
@@ -89,39 +95,54 @@ def plan_memory(
         is_measured=measured is not None,
     )
     rank = RankMemory(block_bytes=kv_bytes_per_block(config, limits.block_size, dtype), probe=probe)
+    ranks = all_ranks(rank)
     return plan_kv(
-        _kv_size(loaded, limits, rank, on_gpu=on_gpu),
-        [rank],
+        min((_kv_size(loaded, limits, each, on_gpu=on_gpu) for each in ranks), key=_value),
+        ranks,
         block_size=limits.block_size,
         max_model_len=limits.max_model_len,
         may_shorten=may_shorten(loaded),
     )
 
 
+def _captured_bytes(
+    loaded: LoadedSettings, config: ModelConfig, limits: EngineConfig, dtype: torch.dtype
+) -> int:
+    """Return the memory that captured graphs take on a GPU."""
+    sizes = graph_sizes(loaded.settings.num_cuda_graphs, limits.max_batch_size)
+    return graph_pool_bytes(config, max(sizes, default=0), dtype)
+
+
 def forecast(
-    loaded: LoadedSettings, meters: Callable[[torch.device], MemoryMeter] = meter_of
+    loaded: LoadedSettings,
+    meters: Callable[[torch.device], MemoryMeter] = meter_of,
+    *,
+    tp_size: int = 1,
 ) -> dict[str, object]:
     """
-    Plan the memory without loading weights or computing, for `--dry-run`.
+    Plan the memory without loading weights or computing, for `--dry-run`. With more than one rank,
+    it is that of the first; on a CPU all ranks are taken to be on this machine.
 
     Raises:
         InvalidConfig, InvalidModel or OutOfMemory: As at the start.
     """
     settings = loaded.settings
     config = read_model_config(settings.model)
+    sharding = sharding_of(config, size=tp_size)
     device = resolve_device(settings.device)
     choose_kernels(device, settings.cpu_extension)
     dtype = resolve_dtype(settings.dtype, config.checkpoint_dtype, device)
     config, _ = open_checkpoint(settings.model, config, dtype)
     limits = fit_limits(loaded, config, device)
-    needed = weight_bytes(config, dtype)
+    needed = weight_bytes(config, dtype, sharding=sharding)
     check_weights_fit(settings.model, needed, dtype, device)
-    before = meters(device).read()
+    before = meter_of_rank(meters(device), device, tp_size).read()
     after = Reading(
         total=before.total, free=max(0, before.free - needed), used=before.used + needed
     )
     readings = Readings(before=before, after=after, weight_bytes=needed)
-    plan = plan_memory(loaded, config, limits, dtype, readings, device=str(device))
+    own = rank_config(config, sharding)
+    plan = plan_memory(loaded, own, limits, dtype, readings, device=str(device), tp_size=tp_size)
     return {
         "dtype": dtype_name(dtype),
         "max_batch_size": limits.max_batch_size,
@@ -130,6 +151,11 @@ def forecast(
         "num_host_blocks": host_blocks_within(settings.swap_space_gb, plan.rank.block_bytes),
         "warnings": [*limit_warnings(limits), *plan.warnings()],
     }
+
+
+def meter_of_rank(meter: MemoryMeter, device: torch.device, num_here: int) -> MemoryMeter:
+    """Return the meter of one of `num_here` ranks of a host: they share its memory, not GPUs."""
+    return meter if device.type == "cuda" or num_here == 1 else SharedMeter(meter, num_here)
 
 
 def described(plan: MemoryPlan) -> dict[str, object]:
@@ -197,6 +223,10 @@ def _kv_size(
     if knob is None:
         return default_kv_size(limits, rank, on_gpu=on_gpu, may_shorten=may_shorten(loaded))
     return KvSize(knob=knob, value=getattr(loaded.settings, knob), place=loaded.places[knob])
+
+
+def _value(size: KvSize) -> float:
+    return size.value
 
 
 def _rounded_up(value: float) -> float:

@@ -13,6 +13,8 @@ from executor_svc.model.marked_parts import Mark, mark_parts, unmark_parts
 from executor_svc.model.rope import rotation_table
 from executor_svc.model.row_operations import FastOperations, InvariantOperations, RowOperations
 from executor_svc.model.row_padding import padded_rows, pads_rows
+from executor_svc.model.sharded_operations import ShardedOperations, ShardedVocabulary
+from executor_svc.parallel.collectives import TensorCollectives
 from kernels.layer_stack import LayerStack, LayerWeights
 from kernels.packed_linear import PackedWeight
 from kernels.paged_attention import AttentionPlan, paged_attention
@@ -49,6 +51,8 @@ class DecoderInputs:
 class Decoder:
     """
     A loaded model as a function of inputs and KV cache, without state but the table of rotations.
+    Ranks that share a model call it together, with the same inputs and each with its own heads'
+    cache, and get the same hidden states and logits.
 
     If `pads_rows`, hidden states have rows of padding after the tokens' rows, so that matrix
     products see few sizes. Only row-wise operations see the padding: attention and the cache do
@@ -69,6 +73,11 @@ class Decoder:
         self._operations: RowOperations = (
             InvariantOperations() if batch_invariant else FastOperations()
         )
+        self._vocabulary: ShardedVocabulary | None = None
+        if model.groups.tensor is not None:
+            ranks = TensorCollectives(model.groups, ordered=batch_invariant)
+            self._operations = ShardedOperations(self._operations, ranks)
+            self._vocabulary = ShardedVocabulary(model.sharding, ranks)
         self._model = model
         self._config = config
         self._weights = model.weights
@@ -124,7 +133,8 @@ class Decoder:
         ``[R, vocab_size]`` in the model's type.
         """
         normed = rms_norm(self._padded(hidden), self._weights.norm, self._config.norm_eps)
-        return self._operations.linear(normed, self._weights.lm_head)[: hidden.shape[0]]
+        logits = self._operations.linear(normed, self._weights.lm_head)[: hidden.shape[0]]
+        return logits if self._vocabulary is None else self._vocabulary.logits(logits)
 
     def mark_parts(self, mark: Mark) -> None:
         """Wrap "attention" and "mlp" of each layer, and "project", with `mark`."""
@@ -163,6 +173,11 @@ class Decoder:
         operations.add_linear(hidden, operations.silu_mul(gate_up), layer.down, layer.down_bias)
 
     def _embedded(self, token_id: Tensor) -> Tensor:
+        if self._vocabulary is not None:
+            return self._vocabulary.embedded(token_id, self._rows)
+        return self._rows(token_id)
+
+    def _rows(self, token_id: Tensor) -> Tensor:
         table = self._weights.embedding
         if isinstance(table, PackedWeight):
             return table.rows(token_id, self._model.dtype)
@@ -175,7 +190,10 @@ class Decoder:
 
 
 def _stack_of(model: LoadedModel, scale: float) -> LayerStack | None:
-    """Return all layers as one call if their matrices are packed, else None."""
-    if not isinstance(model.weights.lm_head, PackedWeight):
+    """
+    Return all layers as one call, None if their matrices are not packed, or if ranks must add up
+    their parts in the middle of each layer.
+    """
+    if model.groups.tensor is not None or not isinstance(model.weights.lm_head, PackedWeight):
         return None
     return LayerStack(model.weights.layers, norm_eps=model.config.norm_eps, scale=scale)

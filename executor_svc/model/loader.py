@@ -15,8 +15,14 @@ from executor_svc.device.free_memory import available_bytes
 from executor_svc.model.config import ModelConfig, read_model_config
 from executor_svc.model.embeddings import settle_tie
 from executor_svc.model.files.checkpoint import Checkpoint
-from executor_svc.model.files.fingerprint import model_fingerprint
+from executor_svc.model.files.fingerprint import (
+    FileDigest,
+    file_digests,
+    fingerprint_of,
+    model_files,
+)
 from executor_svc.model.packing import pack_weights
+from executor_svc.model.shares import rank_config, sharding_of
 from executor_svc.model.weights import (
     DecoderWeights,
     check_tensors,
@@ -24,6 +30,9 @@ from executor_svc.model.weights import (
     stored_bytes,
     weight_bytes,
 )
+from executor_svc.parallel.collectives import TensorCollectives
+from executor_svc.parallel.process_groups import SINGLE, ProcessGroups
+from executor_svc.parallel.sharding import Sharding
 from kernels.packed_linear import can_pack
 from tandem.errors import OutOfMemory
 from tandem.wording import gib
@@ -34,12 +43,15 @@ _log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """
-    A loaded model, ready to compute.
+    A loaded model, or one rank's share of it, ready to compute.
 
     Attributes:
+        config: The whole model.
+        weights: All weights, or those of the rank.
         fingerprint: sha256 (hex) of description, weights, tokenizer and type: models with equal
             fingerprints give equal tokens.
         weight_bytes: Device memory that the weights take.
+        groups: The ranks that compute the model together.
     """
 
     config: ModelConfig
@@ -48,6 +60,17 @@ class LoadedModel:
     device: torch.device
     fingerprint: str
     weight_bytes: int
+    groups: ProcessGroups = SINGLE
+
+    @property
+    def sharding(self) -> Sharding:
+        """The share of the model that this rank holds."""
+        return sharding_of(self.config, self.groups.tensor_rank, self.groups.tensor_size)
+
+    @property
+    def rank_config(self) -> ModelConfig:
+        """Geometry of this rank: its heads and its part of the MLP; the vocabulary is whole."""
+        return rank_config(self.config, self.sharding)
 
     @property
     def dtype_name(self) -> str:
@@ -56,13 +79,18 @@ class LoadedModel:
 
 
 def load_model(
-    model_dir: Path, *, dtype: str = "auto", device: str = "auto", packs: bool = False
+    model_dir: Path,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    packs: bool = False,
+    groups: ProcessGroups = SINGLE,
 ) -> LoadedModel:
     """
-    Load a Hugging Face directory.
+    Load a Hugging Face directory, or this rank's share of it.
 
     The fingerprint is computed in a thread while the weights load, so start-up pays for reading the
-    files once.
+    files once. Ranks divide the files among them; it is the same for any number of ranks.
 
     Args:
         model_dir: Directory with config.json and model.safetensors or its shards.
@@ -70,24 +98,27 @@ def load_model(
         device: "auto", "cpu", "cuda" or "cuda:N".
         packs: Bring matrices into the order of our own products if there are any for this type
             and device; other operations cannot use packed matrices.
+        groups: The ranks that load the model together, all with the same arguments.
 
     Raises:
         InvalidModel: The model is missing, incomplete, corrupt or of a kind that is not supported;
             the message names the file.
-        InvalidConfig: The dtype or device is unknown, or the device does not exist.
+        InvalidConfig: The dtype or device is unknown, or the device does not exist, or so many
+            ranks cannot hold the model.
         OutOfMemory: The weights do not fit.
     """
     started = time.monotonic()
     config = read_model_config(model_dir)
+    sharding = sharding_of(config, groups.tensor_rank, groups.tensor_size)
     where = resolve_device(device)
     kind, why = choose_dtype(dtype, config.checkpoint_dtype, where)
     config, checkpoint = open_checkpoint(model_dir, config, kind)
-    needed = weight_bytes(config, kind)
-    check_weights_fit(model_dir, needed, kind, where)
+    check_weights_fit(model_dir, weight_bytes(config, kind, sharding=sharding), kind, where)
+    own_files = model_files(model_dir, checkpoint.files)[groups.tensor_rank :: groups.tensor_size]
     with ThreadPoolExecutor(1, thread_name_prefix="fingerprint") as pool:
-        digest = pool.submit(model_fingerprint, model_dir, checkpoint.files, dtype_name(kind))
-        held = [load_weights(config, checkpoint, kind, where)]
-        fingerprint = digest.result()
+        digests = pool.submit(file_digests, own_files)
+        held = [load_weights(config, checkpoint, kind, where, sharding=sharding)]
+        fingerprint = _fingerprint(digests.result(), kind, groups)
     weights = pack_weights(held) if packs and can_pack(kind, where) else held.pop()
     model = LoadedModel(
         config=config,
@@ -96,18 +127,32 @@ def load_model(
         device=where,
         fingerprint=fingerprint,
         weight_bytes=stored_bytes(weights),
+        groups=groups,
     )
+    _log_loaded(model, why, time.monotonic() - started)
+    return model
+
+
+def _log_loaded(model: LoadedModel, dtype_because: str, seconds: float) -> None:
+    groups = model.groups
+    place = {"tensor_rank": groups.tensor_rank, "tensor_size": groups.tensor_size}
     _log.info(
         "model_loaded",
-        architecture=config.architecture,
+        architecture=model.config.architecture,
         dtype=model.dtype_name,
-        dtype_because=why,
-        device=str(where),
+        dtype_because=dtype_because,
+        device=str(model.device),
         weight_bytes=model.weight_bytes,
         fingerprint=model.fingerprint,
-        seconds=round(time.monotonic() - started, 3),
+        seconds=round(seconds, 3),
+        **(place if groups.tensor is not None else {}),
     )
-    return model
+
+
+def _fingerprint(own: list[FileDigest], dtype: torch.dtype, groups: ProcessGroups) -> str:
+    """Return the fingerprint of all files, of which each rank has hashed some."""
+    shares = TensorCollectives(groups).all_of(own)
+    return fingerprint_of((file for share in shares for file in share), dtype_name(dtype))
 
 
 def open_checkpoint(

@@ -29,6 +29,9 @@ class RowOperations(Protocol):
     def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         """Add a product to `hidden` in place."""
 
+    def partial_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Multiply by a part of a weight's columns: a part of each sum, in float32."""
+
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Multiply SiLU of the first half by the second half."""
 
@@ -64,6 +67,17 @@ class FastOperations:
         hidden.addmm_(x, weight.t())
         if bias is not None:
             hidden.add_(bias)
+
+    def partial_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """
+        As in `RowOperations`. On a CPU a weight that is not packed is widened for each product,
+        because the framework would round the result to the weight's type.
+        """
+        if isinstance(weight, PackedWeight):
+            return packed_linear(x.float(), weight)
+        if x.device.type == "cuda" and x.dtype != torch.float32:
+            return torch.mm(x, weight.t(), out_dtype=torch.float32)
+        return functional.linear(x.float(), weight.float())
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """As in `RowOperations`."""
@@ -110,6 +124,12 @@ class InvariantOperations:
             packed_linear(x, weight, bias, residual=hidden)
         else:
             linear(x, weight, bias, residual=hidden)
+
+    def partial_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """As in `RowOperations`."""
+        if isinstance(weight, PackedWeight):
+            return packed_linear(x.float(), weight)
+        return linear(x.float(), weight.float())
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """As in `RowOperations`."""

@@ -15,6 +15,8 @@ from executor_svc.model.config import ModelConfig
 from executor_svc.model.embeddings import EMBEDDING, OUTPUT
 from executor_svc.model.files.checkpoint import Checkpoint, StoredTensor, read_pieces
 from executor_svc.model.files.json_fields import shown
+from executor_svc.model.shares import sharding_of, sizes_of
+from executor_svc.parallel.sharding import ModelSizes, Sharding
 from kernels.layer_stack import LayerWeights
 from tandem.errors import InvalidModel
 
@@ -37,9 +39,11 @@ class _Target:
     places: Tensor | None = None
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Return the bytes that all weights take on the device."""
-    return stored_bytes(allocate_weights(config, dtype, torch.device("meta")))
+def weight_bytes(
+    config: ModelConfig, dtype: torch.dtype, *, sharding: Sharding | None = None
+) -> int:
+    """Return the bytes that all weights take on the device, or those of one rank's share."""
+    return stored_bytes(allocate_weights(config, dtype, torch.device("meta"), sharding=sharding))
 
 
 def stored_bytes(weights: DecoderWeights) -> int:
@@ -56,7 +60,7 @@ def check_tensors(config: ModelConfig, checkpoint: Checkpoint) -> None:
         InvalidModel: A tensor is missing, unknown or of another shape.
     """
     nowhere = allocate_weights(config, torch.float32, torch.device("meta"))
-    targets = _targets(config, checkpoint, nowhere)
+    targets = _targets(config, checkpoint, nowhere, sizes_of(config))
     _check_names(config, checkpoint, targets)
     for name, target in targets.items():
         _check_shape(checkpoint.tensors[name], target)
@@ -65,29 +69,40 @@ def check_tensors(config: ModelConfig, checkpoint: Checkpoint) -> None:
 
 
 def load_weights(
-    config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    sharding: Sharding | None = None,
 ) -> DecoderWeights:
     """
-    Allocate the weights and fill them, converting to `dtype` on the way.
+    Allocate the weights and fill them, converting to `dtype` on the way. Of a tensor that is
+    divided among ranks only this rank's slice is read.
 
     Args:
         config: The model.
         checkpoint: Files that passed `check_tensors`.
         dtype: Type to convert to.
         device: Device of the weights.
+        sharding: Share to load; None for the whole model.
 
     Raises:
         InvalidModel: A file ends early.
     """
-    weights = allocate_weights(config, dtype, device)
-    targets = _targets(config, checkpoint, weights)
+    share = sharding or sharding_of(config)
+    weights = allocate_weights(config, dtype, device, sharding=share)
+    targets = _targets(config, checkpoint, weights, share.own)
+    for table in (weights.embedding, weights.lm_head):
+        table[len(share.vocabulary) :].zero_()
     wanted = [checkpoint.tensors[name] for name in targets]
     for file in checkpoint.files:
         with file.open("rb", buffering=0) as handle:
             for stored in sorted(wanted, key=lambda each: each.offset):
                 if stored.file == file:
                     target = targets[stored.name]
-                    for start, piece in read_pieces(stored, handle):
+                    part = share.slice_of(stored.name)
+                    for start, piece in read_pieces(stored, handle, part=part):
                         _place(piece, start, target)
     return weights
 
@@ -104,12 +119,17 @@ def _place(piece: Tensor, start: int, target: _Target) -> None:
 
 
 def allocate_weights(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    sharding: Sharding | None = None,
 ) -> DecoderWeights:
-    """Allocate weights with undefined contents."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query_size = config.num_heads * config.head_dim
-    qkv_size = query_size + 2 * config.num_kv_heads * config.head_dim
+    """Allocate weights, or one rank's share of them, with undefined contents."""
+    own = sizes_of(config) if sharding is None else sharding.own
+    hidden, inner = config.hidden_size, own.intermediate_size
+    query_size = own.num_heads * own.head_dim
+    qkv_size = query_size + 2 * own.num_kv_heads * own.head_dim
 
     def new(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -122,9 +142,7 @@ def allocate_weights(
             input_norm=new(hidden),
             qkv=new(qkv_size, hidden),
             qkv_bias=bias(config.qkv_bias, qkv_size),
-            qk_norm=new(config.num_heads + config.num_kv_heads, config.head_dim)
-            if config.qk_norm
-            else None,
+            qk_norm=new(own.num_heads + own.num_kv_heads, own.head_dim) if config.qk_norm else None,
             output=new(hidden, query_size),
             output_bias=bias(config.output_bias, hidden),
             mlp_norm=new(hidden),
@@ -135,12 +153,12 @@ def allocate_weights(
         )
         for _ in range(config.num_layers)
     )
-    embedding = new(config.vocab_size, hidden)
+    embedding = new(own.vocab_size, hidden)
     return DecoderWeights(
         embedding=embedding,
         layers=layers,
         norm=new(hidden),
-        lm_head=embedding if config.tied_embeddings else new(config.vocab_size, hidden),
+        lm_head=embedding if config.tied_embeddings else new(own.vocab_size, hidden),
     )
 
 
@@ -158,9 +176,12 @@ def distinct_tensors(weights: DecoderWeights) -> Iterator[Tensor]:
 
 
 def _targets(
-    config: ModelConfig, checkpoint: Checkpoint, weights: DecoderWeights
+    config: ModelConfig, checkpoint: Checkpoint, weights: DecoderWeights, own: ModelSizes
 ) -> dict[str, _Target]:
-    """Return the names of all tensors that the model needs, and the destination of each."""
+    """
+    Return the names of all tensors that the model needs, and the destination of each in weights of
+    these sizes.
+    """
     targets = {"model.norm.weight": _Target(weights.norm)}
     if config.tied_embeddings and EMBEDDING not in checkpoint.tensors:
         targets[OUTPUT] = _Target(weights.embedding)  # the file names the tied tensor so
@@ -170,12 +191,12 @@ def _targets(
         targets[OUTPUT] = _Target(weights.lm_head)
     for index, layer in enumerate(weights.layers):
         prefix = f"model.layers.{index}."
-        for name, target in _layer_targets(config, layer):
+        for name, target in _layer_targets(own, layer):
             targets[prefix + name] = target
     return targets
 
 
-def _layer_targets(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str, _Target]]:
+def _layer_targets(own: ModelSizes, layer: LayerWeights) -> Iterator[tuple[str, _Target]]:
     yield "input_layernorm.weight", _Target(layer.input_norm)
     yield "post_attention_layernorm.weight", _Target(layer.mlp_norm)
     yield "self_attn.o_proj.weight", _Target(layer.output)
@@ -186,9 +207,9 @@ def _layer_targets(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[s
         yield "mlp.down_proj.bias", _Target(layer.down_bias)
     for kind, fused in (("weight", layer.gate_up), ("bias", layer.gate_up_bias)):
         if fused is not None:
-            yield f"mlp.gate_proj.{kind}", _Target(fused[: config.intermediate_size])
-            yield f"mlp.up_proj.{kind}", _Target(fused[config.intermediate_size :])
-    head_dim, num_heads, num_kv_heads = config.head_dim, config.num_heads, config.num_kv_heads
+            yield f"mlp.gate_proj.{kind}", _Target(fused[: own.intermediate_size])
+            yield f"mlp.up_proj.{kind}", _Target(fused[own.intermediate_size :])
+    head_dim, num_heads, num_kv_heads = own.head_dim, own.num_heads, own.num_kv_heads
     key_start, value_start = num_heads * head_dim, (num_heads + num_kv_heads) * head_dim
     device = layer.qkv.device
     for kind, fused in (("weight", layer.qkv), ("bias", layer.qkv_bias)):

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from executor_svc.model.files.tokenizer_files import TokenizerFile
 from executor_svc.profile.recorder import Recorder
+from tandem.errors import TandemError
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse
 from tandem.link.batch import Batch
 from tandem.link.commands import KvMode
@@ -55,6 +56,42 @@ class StepRunner(Protocol):
         """
 
 
+class Followers:
+    """
+    The other ranks of the model, to which the runner thread passes on all that it applies, in
+    order; here there are none. Where there are some, an error of one step ends the process: ranks
+    that stopped at different places never meet again.
+    """
+
+    exist = False
+
+    def pass_on(self, epoch: int, raw: bytes) -> None:
+        """Pass a step on, as the bytes in which it was received."""
+
+    def reset(self) -> None:
+        """Let all ranks forget all slots."""
+
+    def lose(self) -> None:
+        """Tell all ranks that the last step ended the session."""
+
+    def check(self, checksum: int) -> None:
+        """Let all ranks compare their tokens with those of this one."""
+
+    def wait(self) -> None:
+        """Wait until all ranks have done the last reset, suspension or resumption."""
+
+    def cause_of(self, error: Exception) -> Exception:
+        """Return the error of the rank that made a step fail here."""
+        return error
+
+    def on_failure(self, report: Callable[[TandemError], None]) -> None:
+        """Name the function that is told, on any thread, when a rank cannot go on."""
+
+
+ALONE = Followers()
+"""The followers of a model on one rank."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """
@@ -67,6 +104,8 @@ class Engine:
         num_threads: CPU threads of one operation, for the log.
         is_sticky: Tells whether an error means that the device is lost for this process.
         recorder: Makes a recorder of the runner's steps; None if they cannot be recorded.
+        followers: The other ranks of the model.
+        checksum: Returns a checksum of what the device has of live slots; equal on all ranks.
     """
 
     runner: StepRunner
@@ -75,3 +114,5 @@ class Engine:
     num_threads: int = 1
     is_sticky: Callable[[Exception], bool] = lambda _: False
     recorder: Callable[[ProfileOptions], Recorder] | None = None
+    followers: Followers = ALONE
+    checksum: Callable[[], int] = lambda: 0

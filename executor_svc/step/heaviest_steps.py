@@ -46,7 +46,12 @@ def measure_activations(
     scratch = _scratch_blocks(limits, prompts)
     try:
         kv = KvMemory(
-            model.config, scratch, limits.block_size, model.dtype, model.device, shares_layers=True
+            model.rank_config,
+            scratch,
+            limits.block_size,
+            model.dtype,
+            model.device,
+            shares_layers=True,
         )
         peak = meter.peak_of(
             lambda: _run_heaviest_steps(

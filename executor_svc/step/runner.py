@@ -20,6 +20,7 @@ from executor_svc.memory.kv_memory import KvMemory
 from executor_svc.model.decoder import Decoder
 from executor_svc.model.loader import LoadedModel
 from executor_svc.model.marked_parts import Mark, mark_parts, unmark_parts
+from executor_svc.slots.checksum import token_checksum
 from executor_svc.slots.sampling import SlotSampling
 from executor_svc.slots.tokens import SlotTokens
 from executor_svc.step.batch_inputs import SamplingRows, decoder_inputs, sampling_rows
@@ -74,8 +75,9 @@ class ModelRunner:
     ) -> None:
         """
         Args:
-            model: Weights and description.
-            kv: KV memory of the model's geometry.
+            model: Weights and description. Where ranks share the model, the runners of all ranks
+                get the same batches, and compute them together.
+            kv: KV memory of the geometry of the model, or of this rank.
             num_slots: Number of sequences that can be held.
             max_model_len: Most tokens of one sequence.
             boot_id: Id of the process, put into every result.
@@ -90,7 +92,7 @@ class ModelRunner:
             graph_plan: Sizes of those steps, and shapes of steps with prompts, to capture at the
                 warm-up; None captures none.
         """
-        config = model.config
+        config = model.rank_config
         self._model = model
         self._kv = kv
         self._num_slots = num_slots
@@ -257,6 +259,10 @@ class ModelRunner:
             self._kv.swap_out(one, one)
             self._kv.swap_in(one, one)
 
+    def checksum(self) -> int:
+        """Return a checksum of what ranks must have in common; it waits for the device."""
+        return token_checksum(self._slots, self._tokens)
+
     def mark_parts(self, mark: Mark) -> None:
         """
         Wrap the parts of steps with `mark`: "apply", "compute", within it "forward" with each
@@ -377,12 +383,8 @@ class ModelRunner:
             self._kv.num_blocks,
             self._kv.num_host_blocks,
         )
-        tokens = SlotTokens(
-            self._num_slots,
-            self._max_model_len,
-            self._model.config.vocab_size,
-            self._model.device,
-        )
+        vocab_size, device = self._model.config.vocab_size, self._model.device
+        tokens = SlotTokens(self._num_slots, self._max_model_len, vocab_size, device)
         return slots, tokens
 
 

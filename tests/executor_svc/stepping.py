@@ -11,6 +11,7 @@ import torch
 
 from executor_svc.memory.kv_memory import KvMemory
 from executor_svc.model.loader import load_model
+from executor_svc.parallel.process_groups import SINGLE, ProcessGroups
 from executor_svc.step.runner import ModelRunner
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch
 from tandem.sampling_params import SamplingParams
@@ -114,11 +115,13 @@ class Bench:
         num_host_blocks: int = 0,
         keeps_addresses: bool = False,
         shuffle_seed: int | None = None,
+        packs: bool = False,
+        groups: ProcessGroups = SINGLE,
         **options: object,
     ) -> Bench:
-        model = load_model(directory, dtype=dtype, device=device)
+        model = load_model(directory, dtype=dtype, device=device, packs=packs, groups=groups)
         kv = KvMemory(
-            model.config,
+            model.rank_config,
             num_blocks,
             block_size,
             model.dtype,

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from executor_svc.model.files.json_fields import JsonFields, shown
+from executor_svc.parallel.sharding import TensorSlice
 from tandem.errors import InvalidModel
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -111,7 +112,11 @@ def _is_file_name(value: object) -> bool:
 
 
 def read_pieces(
-    tensor: StoredTensor, handle: BinaryIO, *, rows: int | None = None
+    tensor: StoredTensor,
+    handle: BinaryIO,
+    *,
+    rows: int | None = None,
+    part: TensorSlice | None = None,
 ) -> Iterator[tuple[int, Tensor]]:
     """
     Read a tensor in pieces of whole rows and bounded size.
@@ -120,6 +125,8 @@ def read_pieces(
         tensor: The tensor to read.
         handle: Its file, open for reading without buffering.
         rows: Rows of a piece; None for as many as a piece may have.
+        part: Rows, or columns of a matrix, to read as if they were the tensor: no other bytes are
+            read. None for all.
 
     Yields:
         The first row's index and the rows, shape ``[rows, *shape[1:]]`` in the stored type; the
@@ -128,16 +135,42 @@ def read_pieces(
     Raises:
         InvalidModel: The file ended early.
     """
-    num_rows = tensor.shape[0] if tensor.shape else 1
-    row_bytes = tensor.num_bytes // max(1, num_rows)
+    shape = tensor.shape or (1,)
+    stride = tensor.num_bytes // max(1, shape[0])
+    first, num_rows, skipped, row_bytes = 0, shape[0], 0, stride
+    if part is not None and part.dim == 0:
+        first, num_rows = part.start, part.stop - part.start
+    elif part is not None:
+        item_bytes, shape = tensor.dtype.itemsize, (shape[0], part.stop - part.start)
+        skipped, row_bytes = part.start * item_bytes, shape[1] * item_bytes
     rows_per_piece = rows or max(1, min(num_rows, _PIECE_BYTES // max(1, row_bytes)))
     buffer = torch.empty(rows_per_piece * row_bytes, dtype=torch.uint8)
-    handle.seek(tensor.offset)
     for start in range(0, num_rows, rows_per_piece):
         count = min(rows_per_piece, num_rows - start)
         piece = buffer[: count * row_bytes]
-        _read_into(handle, piece.numpy().data, tensor)
-        yield start, piece.view(tensor.dtype).view(count, *tensor.shape[1:])
+        begin = tensor.offset + (first + start) * stride + skipped
+        _read_rows(handle, piece.numpy().data, tensor, begin=begin, stride=stride, count=count)
+        yield start, piece.view(tensor.dtype).view(count, *shape[1:])
+
+
+def _read_rows(
+    handle: BinaryIO,
+    target: memoryview,
+    tensor: StoredTensor,
+    *,
+    begin: int,
+    stride: int,
+    count: int,
+) -> None:
+    """Fill `target` with `count` rows that begin `stride` bytes apart in the file."""
+    row_bytes = len(target) // count
+    if row_bytes == stride:  # rows follow each other
+        handle.seek(begin)
+        _read_into(handle, target, tensor)
+        return
+    for row in range(count):
+        handle.seek(begin + row * stride)
+        _read_into(handle, target[row * row_bytes : (row + 1) * row_bytes], tensor)
 
 
 def _read_into(handle: BinaryIO, target: memoryview, tensor: StoredTensor) -> None:

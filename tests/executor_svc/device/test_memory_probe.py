@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from executor_svc.device import free_memory, memory_probe
-from executor_svc.device.memory_probe import HostMeter
+from executor_svc.device.memory_probe import HostMeter, Reading, SharedMeter
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -87,6 +87,24 @@ def work():
 
 print(memory_probe.meter_of(torch.device("cpu")).peak_of(work))
 """
+
+
+class TestShared:
+    def test_processes_divide_what_they_share(self):
+        """
+        Total and free memory of a machine are divided among ranks; each uses its own.
+        """
+
+        class Meter:
+            def read(self) -> Reading:
+                return Reading(total=100, free=60, used=7)
+
+            def peak_of(self, work):
+                return 5
+
+        meter = SharedMeter(Meter(), 4)
+        assert Reading(total=25, free=15, used=7) == meter.read()
+        assert 5 == meter.peak_of(lambda: None)
 
 
 class TestPeak:

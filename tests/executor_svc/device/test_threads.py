@@ -137,6 +137,18 @@ for given, expected in ((None, default), (default + 1, default + 1)):
         run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
         assert 0 == run.returncode, run.stderr
 
+    def test_processes_divide_the_cores(self, monkeypatch):
+        """
+        Ranks on one machine have a part of its cores each, at least one, unless a number is set.
+        """
+        asked = []
+        monkeypatch.setattr(threads, "default_num_threads", lambda: 8)
+        monkeypatch.setattr(torch, "set_num_threads", asked.append)
+        for num_processes in (1, 3, 16):
+            threads.use_threads(None, num_processes=num_processes)
+        threads.use_threads(6, num_processes=3)
+        assert [8, 2, 1, 6] == asked
+
     def test_bound_threads_are_told(self, monkeypatch):
         """
         A warning names the variables by which OpenMP binds threads, and what to use instead.

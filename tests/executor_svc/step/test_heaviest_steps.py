@@ -141,6 +141,19 @@ class TestHeaviestSteps:
         assert estimate(dtype=torch.float16) < estimate(dtype=torch.float32)
         assert estimate() < estimate(on_gpu=True) < estimate(on_gpu=True, max_batch_size=512)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_estimate_has_room_for_parts_of_sums(self, zoo: Zoo, dtype: torch.dtype):
+        """
+        Ranks need memory for sums in float32 and for the logits of the others.
+        """
+        config = load_model(zoo("llama_mha"), dtype="float32", device="cpu").config
+        limits = EngineConfig(max_batch_size=4, max_total_tokens=4096)
+        alone, shared = (
+            estimate_activations(config, limits, num_slots=8, dtype=dtype, tp_size=tp_size)
+            for tp_size in (1, 2)
+        )
+        assert shared - alone >= 4096 * config.hidden_size * 4
+
     def test_estimate_has_room_for_scores_of_prompts(self, zoo: Zoo):
         """
         Where few rows sample, the logits that score a prompt, a bounded number, are the most of it.

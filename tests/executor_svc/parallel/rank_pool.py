@@ -1,0 +1,85 @@
+"""Processes that are ranks of a model, kept over all tests because each takes seconds to start."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from executor_svc.parallel.process_groups import ProcessGroups
+
+MOST_RANKS = 4
+START_S, ANSWER_S = 120.0, 60.0
+"""Times that are long on a busy machine; ranks that take longer wait for each other forever."""
+
+
+class RankPool:
+    """Four processes; a call takes the first of them."""
+
+    def __init__(self, directory: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._processes, self._pipes = [], []
+        for rank in range(MOST_RANKS):
+            here, there = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(rank, directory / "store", there), daemon=True
+            )
+            process.start()
+            there.close()
+            self._processes.append(process)
+            self._pipes.append(here)
+        for pipe in self._pipes:
+            _received(pipe, START_S)
+
+    def run(self, size: int, function: Callable[..., Any], *args: Any, **named: Any) -> list[Any]:
+        """
+        Call a function of a module with the groups of each of `size` ranks and more arguments; give
+        the answers in the order of ranks.
+        """
+        pipes = self._pipes[:size]
+        for pipe in pipes:
+            pipe.send((size, function, args, named))
+        return [_received(pipe, ANSWER_S) for pipe in pipes]
+
+    def stop(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+def _received(pipe: Connection, timeout_s: float) -> Any:
+    assert pipe.poll(timeout_s), "a rank does not answer"
+    answer, error = pipe.recv()
+    assert error is None, error
+    return answer
+
+
+def _serve(rank: int, store: Path, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo",
+        store=distributed.FileStore(str(store), MOST_RANKS),
+        rank=rank,
+        world_size=MOST_RANKS,
+        timeout=timedelta(seconds=ANSWER_S),
+    )
+    groups = {size: distributed.new_group(list(range(size))) for size in (1, 2, 3, MOST_RANKS)}
+    pipe.send((None, None))
+    while True:
+        try:
+            size, function, args, named = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer = function(ProcessGroups.of_tensor(groups[size]), *args, **named), None
+        except Exception:  # noqa: BLE001  # the test reports it
+            answer = None, traceback.format_exc()
+        pipe.send(answer)
