@@ -22,6 +22,7 @@ from tandem.settings.reader import read_settings
 from tandem.settings.schema import (
     INSECURE_LINK,
     Address,
+    Alias,
     BlockSize,
     BufferSizeGb,
     GpuMemoryUtilization,
@@ -47,6 +48,10 @@ _GraphCount = Annotated[
 ]
 
 
+TpSize = Annotated[int, Alias("tensor_parallel_size"), Alias("tensor_model_parallel_size")]
+# vLLM, Megatron Core
+
+
 class _ModelSettings(OptionGroup):
     """The model and the device that computes it."""
 
@@ -62,6 +67,12 @@ class _ModelSettings(OptionGroup):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="type of weights and KV; auto: on a GPU the model's own, on a CPU the fastest",
+    )
+    tp_size: TpSize = Field(
+        1,
+        ge=1,
+        description="processes that share the model and compute each step together, its ranks; one "
+        "GPU each",
     )
     device: str = Field("auto", description="device to compute on: auto, cpu, cuda or cuda:N")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from executor_svc.profile.profiles import Profiles
-from executor_svc.server.loaded import Engine, StepRunner
+from executor_svc.server.loaded import ALONE, Engine, StepRunner
 from executor_svc.server.progress import Progress
 from executor_svc.server.result_thread import ResultThread
 from executor_svc.server.step_link import Errand, QueuedStep, SlotReset, StepLink
@@ -19,6 +19,9 @@ from tandem.link.commands import Resume, Step, Suspend
 from tandem.link.refusal import refused_batch
 from tandem.link.results import StepFailed, StepResult
 from tandem.link.session import LossCause
+
+CHECK_STEPS = 64
+"""Steps after which the ranks of a model compare the tokens on their devices."""
 
 _log = structlog.get_logger(__name__)
 
@@ -56,12 +59,18 @@ class RunnerThread(threading.Thread):
         self._on_ready = on_ready
         self._on_fatal = on_fatal
         self._is_sticky: Callable[[Exception], bool] = lambda _: False
+        self._followers = ALONE
+        self._checksum: Callable[[], int] = lambda: 0
+        self._num_steps = 0
 
     def run(self) -> None:
         """Load, then work until the link says stop or the device fails."""
         try:
             engine = self._load()
             self._is_sticky = engine.is_sticky
+            self._followers = engine.followers
+            self._checksum = engine.checksum
+            self._followers.on_failure(self._follower_failed)
             self._on_ready(engine)
             self._work(engine.runner)
         except Exception as error:  # noqa: BLE001  # outermost frame of the thread: the process ends
@@ -80,7 +89,9 @@ class RunnerThread(threading.Thread):
             while (job := self._link.next_job()) is not None:
                 if isinstance(job, SlotReset):
                     results.drain()
+                    self._followers.reset()
                     runner.reset()
+                    self._followers.wait()
                     job.done.set()
                 elif isinstance(job, Errand):
                     job.run()
@@ -95,10 +106,13 @@ class RunnerThread(threading.Thread):
         if not results.make_room(step.session_epoch):
             return
         try:
+            self._followers.pass_on(step.session_epoch, job.raw)
             if self._profiles.active is None:
-                collect = self._launch(runner, step)
+                collect = launch(runner, step)
             else:
-                collect = self._profiles.run_step(lambda: self._launch(runner, step))
+                collect = self._profiles.run_step(lambda: launch(runner, step))
+            if self._followers.exist:
+                self._keep_together(step)
         except SessionLost as error:
             results.drain(held=1)
             self._lose(runner, step, refused_batch(error, step.step_id))
@@ -108,31 +122,16 @@ class RunnerThread(threading.Thread):
         else:
             results.put(job, collect)
 
-    def _launch(self, runner: StepRunner, step: Step) -> Callable[[], StepResult]:
-        """
-        Begin one command.
-
-        Raises:
-            SessionLost: The step contradicts the slot state, or the hash after it differs.
-        """
-        match step.command:
-            case Batch() as batch:
-                collect = runner.launch(batch, step.step_id)
-            case Suspend(kv_mode=kv_mode):
-                runner.suspend(kv_mode)
-                collect = runner.launch(Batch(), step.step_id)
-            case Resume():
-                runner.resume()
-                collect = runner.launch(Batch(), step.step_id)
-        if runner.state_hash != step.state_hash:
-            raise SessionLost(
-                f"after step {step.step_id} the scheduler's state hash is "
-                f"{step.state_hash:#018x}, the executor's {runner.state_hash:#018x}",
-                metadata=LossCause.STATE_HASH.as_metadata(),
-            )
-        return collect
+    def _keep_together(self, step: Step) -> None:
+        """Wait where other ranks must have done the command too; compare with them at times."""
+        if not isinstance(step.command, Batch):
+            self._followers.wait()
+        self._num_steps += 1
+        if self._num_steps % CHECK_STEPS == 0:
+            self._followers.check(self._checksum())
 
     def _lose(self, runner: StepRunner, step: Step, error: SessionLost) -> None:
+        self._followers.lose()
         slots = runner.slots
         live = slots.live.nonzero()[0]
         _log.error(
@@ -152,8 +151,23 @@ class RunnerThread(threading.Thread):
         Report a failed step.
 
         Raises:
-            TandemError: The device is lost (a sticky error); the process must end.
+            TandemError: The device is lost (a sticky error), or there are other ranks; the process
+                must end.
         """
+        error = self._followers.cause_of(error)
+        self._report(step, error)
+        if self._followers.exist:
+            raise _end_of_ranks(error)
+        if self._is_sticky(error):
+            raise _typed(error)
+
+    def _follower_failed(self, error: TandemError) -> None:
+        """Report, on any thread, the running step as failed by another rank; the process ends."""
+        if (step := self._link.running) is not None:
+            self._report(step, error)
+        self._on_fatal(_end_of_ranks(error))
+
+    def _report(self, step: Step, error: Exception) -> None:
         sticky = self._is_sticky(error)
         typed = _typed(error)
         _log.error(
@@ -171,8 +185,41 @@ class RunnerThread(threading.Thread):
             sticky=sticky,
         )
         self._link.complete(step, encode_response(failure), failed=True)
-        if sticky:
-            raise typed
+
+
+def launch(runner: StepRunner, step: Step) -> Callable[[], StepResult]:
+    """
+    Begin one command; every rank of a model does it alike.
+
+    Returns:
+        A function that waits for the result.
+
+    Raises:
+        SessionLost: The step contradicts the slot state, or the hash after it differs.
+    """
+    match step.command:
+        case Batch() as batch:
+            collect = runner.launch(batch, step.step_id)
+        case Suspend(kv_mode=kv_mode):
+            runner.suspend(kv_mode)
+            collect = runner.launch(Batch(), step.step_id)
+        case Resume():
+            runner.resume()
+            collect = runner.launch(Batch(), step.step_id)
+    if runner.state_hash != step.state_hash:
+        raise SessionLost(
+            f"after step {step.step_id} the scheduler's state hash is "
+            f"{step.state_hash:#018x}, the executor's {runner.state_hash:#018x}",
+            metadata=LossCause.STATE_HASH.as_metadata(),
+        )
+    return collect
+
+
+def _end_of_ranks(error: Exception) -> InternalError:
+    """
+    Return the error with which the process ends after one of a step: another start may well help.
+    """
+    return InternalError(f"the ranks of the model end with a failed step: {_typed(error).message}")
 
 
 def _typed(error: Exception) -> TandemError:

@@ -34,9 +34,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class QueuedStep:
-    """A received step, queued for the runner; `received_ns` is monotonic time."""
+    """A received step and its bytes, queued for the runner; `received_ns` is monotonic time."""
 
     step: Step
+    raw: bytes
     received_ns: int
 
 
@@ -173,7 +174,7 @@ class StepLink:
         """
         with self._lock:
             if self._end.receive(step, raw, stream.attach_id, self._now_s()):
-                self._jobs.put(QueuedStep(step, self._clock_ns()))
+                self._jobs.put(QueuedStep(step, raw, self._clock_ns()))
 
     def detach(self, stream: StepStream) -> None:
         """Note that a stream is over; steps already received still run."""
@@ -221,6 +222,12 @@ class StepLink:
                 self._stream.put(encoded)
             if self._launched:
                 self._start(self._launched[0])
+
+    @property
+    def running(self) -> Step | None:
+        """The oldest step that was launched and is not completed."""
+        with self._lock:
+            return self._launched[0].step if self._launched else None
 
     def lose(self, step: Step, error: SessionLost) -> None:
         """End the session of the one launched step: scheduler and executor no longer agree."""

@@ -71,7 +71,8 @@ def shares(
     if plan["device"] == "cpu":
         threads, size = [], []
         if settings["num_threads"] is None:
-            threads = [f"--num-threads={max(1, machine.num_threads // num_executors)}"]
+            num_processes = num_executors * settings["tp_size"]
+            threads = [f"--num-threads={max(1, machine.num_threads // num_processes)}"]
         if plan["sized_by_place"].startswith(_OWN_SIZE):
             size = [f"--max-num-blocks={_blocks_each(num_executors, plan)}"]
         return [[*threads, *size]] * num_executors

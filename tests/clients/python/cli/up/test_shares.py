@@ -17,7 +17,7 @@ PLAN = {
     "kv_bytes_per_block": 2**20,
     "num_blocks": 10_000,
 }
-OPEN = {"num_threads": None, "device": "auto"}
+OPEN = {"num_threads": None, "device": "auto", "tp_size": 1}
 EIGHT = Machine(num_threads=8, num_gpus=0)
 
 
@@ -44,6 +44,13 @@ class TestCpu:
         """
         plan = PLAN | {"num_blocks": 100}
         assert "--max-num-blocks=100" in shares(2, OPEN, plan, EIGHT)[0]
+
+    def test_ranks_share_the_threads_of_their_executor(self):
+        """
+        Executors of several processes have so many threads that all processes together have all.
+        """
+        (first, _) = shares(2, OPEN | {"tp_size": 2}, PLAN, EIGHT)
+        assert "--num-threads=2" in first
 
     @pytest.mark.parametrize(
         ("settings", "plan", "left"),
