@@ -36,6 +36,13 @@ from tandem.process.process_start import refuse
 END_S = 5.0
 """Seconds that rank 0 takes to end once its step is finished, at most."""
 
+_UNPROTECTED = (
+    "ranks on several machines meet, and exchange steps and sums, without encryption or a "
+    "credential: let nobody else reach the ports of their network"
+)
+
+_log = structlog.get_logger(__name__)
+
 
 class Load(Protocol):
     """Loads this rank's share of the model, together with the other ranks."""
@@ -76,6 +83,8 @@ class Leader:
                 loaded.
         """
         place = self._place
+        if not place.starts_others:
+            _log.warning("ranks_unprotected", what=_UNPROTECTED)
         device = device_of(place, self._settings.device)
         sharding_of(read_model_config(self._settings.model), size=place.size)
         store = open_store(place, self._children)
