@@ -39,7 +39,8 @@ class TestTable:
 class TestAliases:
     def test_other_systems_names_of_limits_are_known(self):
         """
-        The spellings of vLLM, SGLang and Megatron Core mean the same limits in both services.
+        The spellings of vLLM, SGLang and Megatron Core mean the same limits in both services; the
+        executor also knows theirs of the ranks of a model.
         """
         expected = {
             "max_num_batched_tokens": "max_total_tokens",
@@ -48,7 +49,8 @@ class TestAliases:
             "block_size_tokens": "block_size",
             "max_sequence_length": "max_model_len",
         }
-        assert expected == EXECUTOR.aliases
+        ranks = {"tensor_parallel_size": "tp_size", "tensor_model_parallel_size": "tp_size"}
+        assert expected | ranks == EXECUTOR.aliases
         assert expected.items() <= SCHEDULER.aliases.items()
 
     def test_other_names_of_scheduling_are_known(self):
