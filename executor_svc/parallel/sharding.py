@@ -148,7 +148,7 @@ def shard(sizes: ModelSizes, rank: int, size: int) -> Sharding:
         *most, last = map(str, sizes.legal_sizes())
         legal = f"sizes are {', '.join(most)} and {last}" if most else f"size is {last}"
         raise InvalidConfig(
-            f"tensor_parallel size {size} does not fit a model of {sizes.num_heads} heads, "
+            f"tp_size {size} does not fit a model of {sizes.num_heads} heads, "
             f"{sizes.num_kv_heads} key heads and an MLP of width {sizes.intermediate_size}, which "
             f"are divided among the ranks: its legal {legal}"
         )

@@ -167,5 +167,5 @@ class TestRefusal:
         Query heads and the MLP's width must be divisible, key heads must divide or be divisible;
         the error names the sizes that would do.
         """
-        with pytest.raises(InvalidConfig, match=rf"tensor_parallel size {size} .*{legal}$"):
+        with pytest.raises(InvalidConfig, match=rf"tp_size {size} .*{legal}$"):
             shard(replace(SIZES, **changes), 0, size)
