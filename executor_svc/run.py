@@ -18,7 +18,7 @@ from executor_svc.server.process import serve
 from tandem.errors import TandemError
 from tandem.network.grpc_polling import poll_where_waited
 from tandem.process.exit_codes import EXIT_DONE
-from tandem.process.process_start import check_address_space_left, check_limits
+from tandem.process.process_start import check_address_space_left, check_limits, refuse
 from tandem.process.telemetry import configure_logging
 
 if TYPE_CHECKING:  # as in `_serve`
@@ -92,9 +92,15 @@ def _run_rank(loaded: LoadedSettings, argv: Sequence[str]) -> int:
         return follow(place, loaded.settings, load)
     leader = Leader(place, loaded.settings, children, load)
     try:
-        return _serve(loaded, leader)
-    finally:
+        exit_code = _serve(loaded, leader)
+    except TandemError as error:
+        exit_code = refuse(error)
+    if exit_code == EXIT_DONE:
         leader.end()
+        return exit_code
+    # The end of our connections ends the others. Tearing collectives down could wait for them.
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 def _prepare() -> None:

@@ -141,6 +141,18 @@ class Channel:
         finally:
             self._sending.release()
 
+    def say_last(self, frame: Frame) -> None:
+        """Send a frame without payload if the other end is there and reads; wait for neither."""
+        if not self._sending.acquire(blocking=False):
+            return
+        try:
+            if select.select([], [self._socket], [], 0)[1]:
+                self._send(frame)
+        except ChannelClosed:
+            return
+        finally:
+            self._sending.release()
+
     def receive(self) -> list[Frame]:
         """
         Wait for bytes and return the frames that they complete, which may be none.

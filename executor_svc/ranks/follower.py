@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from executor_svc.ranks.channel import Channel, ChannelClosed, Frame, Kind
 from executor_svc.ranks.failures import encoded_failure
 from executor_svc.ranks.watch import Watch, end_process
 from executor_svc.server.loaded import Engine
+from executor_svc.server.result_thread import DEPTH
 from executor_svc.server.runner_thread import launch
 from tandem.errors import InternalError, SessionLost, TandemError
 from tandem.link.batch import Batch
@@ -20,12 +22,12 @@ from tandem.link.codec.wire import decode_request
 from tandem.link.commands import Step
 from tandem.link.results import StepResult
 
-DEPTH = 2
-"""Most steps launched and not yet completed, as on rank 0."""
 AGREE_S = 5.0
 """Seconds in which rank 0 must find, as this rank did, that a step contradicts the slots."""
 REPORTED_S = 10.0
 """Seconds in which rank 0 ends after this rank has reported that it cannot go on."""
+SHUTDOWN_S = 2.0
+"""Seconds in which a rank ends after rank 0 has shut down."""
 
 _log = structlog.get_logger(__name__)
 
@@ -56,6 +58,10 @@ class Follower:
         self._watch = Watch([channel], self._take, on_silent=on_silent, end=end)
         self._launched: deque[Callable[[], StepResult]] = deque()
         self._lost: SessionLost | None = None
+        late = InternalError(f"rank 0 ended, and a step of this rank did not in {SHUTDOWN_S:g} s")
+        self._late = threading.Timer(SHUTDOWN_S, end, [late])
+        self._late.daemon = True
+        """Ends the process where a step waits for a rank that has shut down."""
 
     def start(self) -> None:
         """Begin to watch rank 0."""
@@ -65,12 +71,15 @@ class Follower:
         """Load, then follow rank 0 until it shuts down; an error is reported to it first."""
         try:
             self._follow(load())
+            self._late.cancel()
         except Exception as error:  # noqa: BLE001  # outermost frame: rank 0 ends the executor
             self._fail(error)
 
     def _take(self, _rank: int, frame: Frame) -> None:
         if frame.kind is Kind.SHUTDOWN:
             self._watch.close()
+            if self._late.ident is None:
+                self._late.start()
         self._inbox.put(frame)
 
     def _follow(self, engine: Engine) -> None:

@@ -97,10 +97,7 @@ class FollowingRanks(Followers):
         """Let all ranks end in good order."""
         self._watch.close()
         for channel in self._channels:
-            try:
-                channel.send(Frame(Kind.SHUTDOWN))
-            except ChannelClosed:  # it has ended
-                continue
+            channel.say_last(Frame(Kind.SHUTDOWN))
 
     def _send(self, kind: Kind, epoch: int = 0, payload: bytes = b"") -> None:
         self._seq += 1

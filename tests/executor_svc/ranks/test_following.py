@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -135,6 +136,8 @@ class TestFollowing:
         """
         pair.follow()
         pair.leader.check(9)
+        pair.leader.reset()
+        pair.leader.wait()
         assert pair.reported.empty()
         pair.leader.check(8)
         error = pair.reported.get(timeout=LIMIT_S)
@@ -142,6 +145,43 @@ class TestFollowing:
             "rank 1 of the model: its tokens differ from those of rank 0 on the device: checksum "
             "0x9, there 0x8"
         )
+
+    def test_shutdown_ends_a_rank_whose_step_does_not(self, monkeypatch):
+        """
+        A rank whose step waits for one that has shut down ends its process all the same.
+        """
+        monkeypatch.setattr("executor_svc.ranks.follower.SHUTDOWN_S", 0.2)
+        pair, begun, release = Pair(), threading.Event(), threading.Event()
+
+        def launch(*_):
+            begun.set()
+            release.wait(LIMIT_S)
+            return lambda: None
+
+        monkeypatch.setattr(pair.runner, "launch", launch)
+        pair.follow()
+        pair.step(1)
+        assert begun.wait(LIMIT_S)
+        pair.leader.end()
+        assert "rank 0 ended" in pair.ends[1].get(timeout=LIMIT_S).message
+        release.set()
+
+    def test_shutdown_waits_for_no_rank_that_reads_nothing(self):
+        """
+        Rank 0 ends at once beside a rank that takes no bytes.
+        """
+        here, there = socket.socketpair()
+        here.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                here.send(bytes(1 << 16))
+        ends: queue.SimpleQueue[TandemError] = queue.SimpleQueue()
+        leader = FollowingRanks([Channel(here, 1)], ends.put, end=ends.put)
+        ending = threading.Thread(target=leader.end, daemon=True)
+        ending.start()
+        ending.join(LIMIT_S)
+        assert not ending.is_alive()
+        there.close()
 
 
 class TestLostSessions:
