@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,8 @@ from executor_svc.start_warnings import kept_warnings, warn
 from executor_svc.step.graphs.plan import plan_graphs
 from executor_svc.step.heaviest_steps import measure_activations
 from executor_svc.step.runner import ModelRunner
-from kernels.packed_linear import PackedWeight
+from kernels.cpu_features import vector_features
+from kernels.packed_linear import can_pack
 from tandem.engine_config import EngineConfig
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse, GenerationDefaults
 from tandem.kv_memory.budget import MemoryPlan
@@ -130,8 +132,10 @@ def _facts(settings: ExecutorSettings, model: LoadedModel, limits: EngineConfig)
         "the model": model.fingerprint,
         "the device": model.device.type,
         "the number type": model.dtype_name,
+        "Tandem": version("tandem-serve"),
         "PyTorch": torch.__version__,
-        "packing of weights": str(isinstance(model.weights.lm_head, PackedWeight)),
+        "use of the C++ kernels": str(can_pack(torch.float32, model.device)),
+        "the processor": vector_features() if model.device.type == "cpu" else "any",
         "batch_invariant": str(settings.batch_invariant),
         "the size of swap space": str(settings.swap_space_gb),
         "the limits": str(limits),

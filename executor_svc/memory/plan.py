@@ -135,7 +135,7 @@ def forecast(
     config, _ = open_checkpoint(settings.model, config, dtype)
     limits = fit_limits(loaded, config, device)
     needed = weight_bytes(config, dtype, sharding=sharding)
-    check_weights_fit(settings.model, needed, dtype, device)
+    check_weights_fit(settings.model, needed, dtype, device, num_processes=tp_size)
     before = meter_of_rank(meters(device), device, tp_size).read()
     after = Reading(
         total=before.total, free=max(0, before.free - needed), used=before.used + needed

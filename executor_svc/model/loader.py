@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +17,7 @@ from executor_svc.device.free_memory import available_bytes
 from executor_svc.model.config import ModelConfig, read_model_config
 from executor_svc.model.embeddings import settle_tie
 from executor_svc.model.files.checkpoint import Checkpoint
-from executor_svc.model.files.fingerprint import (
-    FileDigest,
-    file_digests,
-    fingerprint_of,
-    model_files,
-)
+from executor_svc.model.files.fingerprint import file_digests, fingerprint_of, model_files
 from executor_svc.model.packing import pack_weights
 from executor_svc.model.shares import rank_config, sharding_of
 from executor_svc.model.weights import (
@@ -90,7 +87,8 @@ def load_model(
     Load a Hugging Face directory, or this rank's share of it.
 
     The fingerprint is computed in a thread while the weights load, so start-up pays for reading the
-    files once. Ranks divide the files among them; it is the same for any number of ranks.
+    files once. Ranks that read the same files divide them; on each host all are hashed, and the
+    fingerprint is the same for any number of ranks.
 
     Args:
         model_dir: Directory with config.json and model.safetensors or its shards.
@@ -113,19 +111,24 @@ def load_model(
     where = resolve_device(device)
     kind, why = choose_dtype(dtype, config.checkpoint_dtype, where)
     config, checkpoint = open_checkpoint(model_dir, config, kind)
-    check_weights_fit(model_dir, weight_bytes(config, kind, sharding=sharding), kind, where)
-    own_files = model_files(model_dir, checkpoint.files)[groups.tensor_rank :: groups.tensor_size]
+    files, ranks = model_files(model_dir, checkpoint.files), TensorCollectives(groups)
+    num_beside, peers = _ranks_beside(ranks.all_of(_place_of(files[0])), groups.tensor_rank)
+    own_bytes = weight_bytes(config, kind, sharding=sharding)
+    check_weights_fit(model_dir, own_bytes, kind, where, num_processes=num_beside)
+    ranks.all_of(None)  # until all have looked at the free memory, none loads
+    own_files = files[peers.index(groups.tensor_rank) :: len(peers)]
     with ThreadPoolExecutor(1, thread_name_prefix="fingerprint") as pool:
         digests = pool.submit(file_digests, own_files)
         held = [load_weights(config, checkpoint, kind, where, sharding=sharding)]
-        fingerprint = _fingerprint(digests.result(), kind, groups)
+        found = ranks.all_of(digests.result())
+    digest = fingerprint_of((file for one in peers for file in found[one]), dtype_name(kind))
     weights = pack_weights(held) if packs and can_pack(kind, where) else held.pop()
     model = LoadedModel(
         config=config,
         weights=weights,
         dtype=kind,
         device=where,
-        fingerprint=fingerprint,
+        fingerprint=digest,
         weight_bytes=stored_bytes(weights),
         groups=groups,
     )
@@ -149,10 +152,19 @@ def _log_loaded(model: LoadedModel, dtype_because: str, seconds: float) -> None:
     )
 
 
-def _fingerprint(own: list[FileDigest], dtype: torch.dtype, groups: ProcessGroups) -> str:
-    """Return the fingerprint of all files, of which each rank has hashed some."""
-    shares = TensorCollectives(groups).all_of(own)
-    return fingerprint_of((file for share in shares for file in share), dtype_name(dtype))
+def _place_of(file: Path) -> tuple[str, int, int]:
+    """Return the host and the file's identity there, equal for ranks that read the same files."""
+    status = file.stat()
+    return platform.node(), status.st_dev, status.st_ino
+
+
+def _ranks_beside(places: Sequence[tuple[str, int, int]], rank: int) -> tuple[int, list[int]]:
+    """
+    Return the number of ranks on the host of a rank, and the ranks that read the same files, both
+    with itself.
+    """
+    num_beside = [host for host, *_ in places].count(places[rank][0])
+    return num_beside, [one for one, place in enumerate(places) if place == places[rank]]
 
 
 def open_checkpoint(
@@ -174,15 +186,28 @@ def open_checkpoint(
 
 
 def check_weights_fit(
-    model_dir: Path, needed: int, dtype: torch.dtype, device: torch.device
+    model_dir: Path,
+    needed: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    num_processes: int = 1,
 ) -> None:
     """
     Refuse weights that need more bytes than are free.
+
+    Args:
+        model_dir: Directory of the model, for the message.
+        needed: Bytes that one process needs.
+        dtype: Type of the weights.
+        device: Where they are to lie; each process has a GPU of its own.
+        num_processes: Processes that load as much on this host.
 
     Raises:
         OutOfMemory: The weights do not fit; says what would help.
     """
     free = available_bytes(device)
+    needed *= num_processes if device.type == "cpu" else 1
     if free is None or needed <= free:
         return
     advice = "use a smaller model or a device with more memory"

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from tandem.errors import InternalError
 from tandem.link.codec.wire import MAX_MESSAGE_BYTES
 
-_HEADER = struct.Struct("<BQQI")
-"""Kind, session epoch, sequence number, length of the payload."""
+_HEADER = struct.Struct("<BQI")
+"""Kind, sequence number, length of the payload."""
 HEADER_BYTES = _HEADER.size
 _READ_BYTES = 1 << 18
 
@@ -56,7 +56,6 @@ class Frame:
     """One frame; `seq` counts the frames of rank 0 from 1, and is 0 in those that have no place."""
 
     kind: Kind
-    epoch: int = 0
     seq: int = 0
     payload: bytes = b""
 
@@ -81,14 +80,14 @@ class FrameReader:
         self._pieces += piece
         frames, start = [], 0
         while len(self._pieces) - start >= _HEADER.size:
-            kind, epoch, seq, length = _HEADER.unpack_from(self._pieces, start)
+            kind, seq, length = _HEADER.unpack_from(self._pieces, start)
             if kind not in Kind.__members__.values() or length > MAX_MESSAGE_BYTES:
                 raise InternalError(f"a rank sent a frame of kind {kind} and {length} bytes")
             end = start + _HEADER.size + length
             if len(self._pieces) < end:
                 break
             payload = bytes(memoryview(self._pieces)[start + _HEADER.size : end])
-            frames.append(Frame(Kind(kind), epoch, seq, payload))
+            frames.append(Frame(Kind(kind), seq, payload))
             start = end
         del self._pieces[:start]
         return frames
@@ -175,7 +174,7 @@ class Channel:
 
     def _send(self, frame: Frame) -> None:
         payload = frame.payload
-        header = _HEADER.pack(frame.kind, frame.epoch, frame.seq, len(payload))
+        header = _HEADER.pack(frame.kind, frame.seq, len(payload))
         try:
             self._socket.sendall(header + payload)
         except OSError as error:

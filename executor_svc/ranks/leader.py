@@ -62,9 +62,9 @@ class FollowingRanks(Followers):
         """Name the function that is told when a rank cannot go on, on the watch thread."""
         self._report = report
 
-    def pass_on(self, epoch: int, raw: bytes) -> None:
+    def pass_on(self, raw: bytes) -> None:
         """Send a step to all ranks, as the bytes in which it was received."""
-        self._send(Kind.STEP, epoch, raw)
+        self._send(Kind.STEP, raw)
 
     def reset(self) -> None:
         """Let all ranks forget all slots."""
@@ -99,9 +99,9 @@ class FollowingRanks(Followers):
         for channel in self._channels:
             channel.say_last(Frame(Kind.SHUTDOWN))
 
-    def _send(self, kind: Kind, epoch: int = 0, payload: bytes = b"") -> None:
+    def _send(self, kind: Kind, payload: bytes = b"") -> None:
         self._seq += 1
-        frame = Frame(kind, epoch, self._seq, payload)
+        frame = Frame(kind, self._seq, payload)
         for channel in self._channels:
             try:
                 channel.send(frame)

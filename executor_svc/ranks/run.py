@@ -116,6 +116,8 @@ def follow(place: RankPlace, settings: ExecutorSettings, load: Load) -> int:
     parent = place.parent
     if parent is None:
         _end_after_rank_0(settings.stop_grace_s)
+        # Rank 0 refuses such a size too, and never opens the store.
+        sharding_of(read_model_config(settings.model), size=place.size)
     store = open_store(place, None)
 
     def on_silent(error: TandemError) -> None:

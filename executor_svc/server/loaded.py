@@ -65,7 +65,7 @@ class Followers:
 
     exist = False
 
-    def pass_on(self, epoch: int, raw: bytes) -> None:
+    def pass_on(self, raw: bytes) -> None:
         """Pass a step on, as the bytes in which it was received."""
 
     def reset(self) -> None:

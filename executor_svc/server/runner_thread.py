@@ -106,7 +106,7 @@ class RunnerThread(threading.Thread):
         if not results.make_room(step.session_epoch):
             return
         try:
-            self._followers.pass_on(step.session_epoch, job.raw)
+            self._followers.pass_on(job.raw)
             if self._profiles.active is None:
                 collect = launch(runner, step)
             else:

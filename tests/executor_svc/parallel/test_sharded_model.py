@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -156,6 +157,25 @@ def joined(name: str, parts: list[torch.Tensor], stacks: dict[str, list[int]]) -
 
 
 class TestLoading:
+    @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+    def test_rank_with_other_files_is_refused(
+        self, zoo: Zoo, ranks: RankPool, tmp_path: Path, name: str
+    ):
+        """
+        Every rank answers for the files that it reads: where those of one differ by a byte, all
+        ranks refuse the model and name that rank.
+        """
+        other = Path(shutil.copytree(zoo("llama_mha"), tmp_path / "other"))
+        content = bytearray((other / name).read_bytes())
+        content[-1] ^= 1 if name == "model.safetensors" else ord("}") ^ ord(" ")
+        if name == "tokenizer.json":
+            content += b"}"
+        (other / name).write_bytes(content)
+        texts = ranks.run(2, workload.refusal_of_engine, [zoo("llama_mha"), other])
+        assert texts[0] == texts[1]
+        assert "but the model is " in texts[0]
+        assert "on rank 1" in texts[0]
+
     @pytest.mark.parametrize("family", ["llama_tied_biased", "qwen2", "qwen3"])
     def test_shards_put_together_are_the_whole(self, zoo: Zoo, ranks: RankPool, family: str):
         """

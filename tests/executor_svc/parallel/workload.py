@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -196,6 +197,18 @@ def refusal(groups: ProcessGroups, directory: Path) -> str:
         load_model(directory, groups=groups)
     except InvalidConfig as error:
         return str(error)
+    return "loaded"
+
+
+def refusal_of_engine(groups: ProcessGroups, directories: Sequence[Path]) -> str:
+    """Return the error with which an engine is refused whose ranks have a directory each."""
+    flags = [f"--model={directories[groups.tensor_rank]}", "--device=cpu", "--num-threads=1"]
+    try:
+        load_engine(load_settings(flags, {}), "boot", groups=groups)
+    except InvalidConfig as error:
+        return str(error)
+    finally:
+        choose_kernels(CPU, "off")
     return "loaded"
 
 

@@ -56,7 +56,7 @@ class TestFrames:
         """
         Frames of any kind, with payloads or without, arrive as they were sent.
         """
-        sent = [Frame(Kind.STEP, 7, seq, bytes([seq]) * seq) for seq in range(1, 40)]
+        sent = [Frame(Kind.STEP, seq, bytes([seq]) * seq) for seq in range(1, 40)]
         sent += [Frame(Kind.RESET, seq=40), Frame(Kind.SHUTDOWN)]
         for frame in sent:
             ends[0].send(frame)
@@ -66,7 +66,7 @@ class TestFrames:
         """
         However the bytes are cut on their way, each frame comes out once, when it is complete.
         """
-        sent = [Frame(Kind.STEP, 1, 2, b"abc"), Frame(Kind.BEAT), Frame(Kind.STEP, 1, 3, b"")]
+        sent = [Frame(Kind.STEP, 2, b"abc"), Frame(Kind.BEAT), Frame(Kind.STEP, 3, b"")]
         raw = encoded(*sent)
         for size in (1, 5, len(raw)):
             reader, got = FrameReader(), []
@@ -78,7 +78,7 @@ class TestFrames:
         """
         A payload larger than any buffer of the system arrives, while a beat waits for none.
         """
-        frame = Frame(Kind.STEP, 1, 1, bytes(range(256)) * 40_000)
+        frame = Frame(Kind.STEP, 1, bytes(range(256)) * 40_000)
         sender = threading.Thread(target=ends[0].send, args=(frame,))
         sender.start()
         ends[0].beat()

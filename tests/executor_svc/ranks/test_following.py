@@ -93,7 +93,7 @@ class Pair:
             state_hash=state_hash,
             command=command or Batch(),
         )
-        self.leader.pass_on(1, encode_step(step))
+        self.leader.pass_on(encode_step(step))
 
 
 @pytest.fixture

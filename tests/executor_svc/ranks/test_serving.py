@@ -25,7 +25,7 @@ class PlayedRanks(Followers):
         self.got: list[object] = []
         self.report = None
 
-    def pass_on(self, epoch, raw):
+    def pass_on(self, raw):
         self.got.append(decode_request(raw).step_id)
 
     def reset(self):
