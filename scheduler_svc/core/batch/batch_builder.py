@@ -62,6 +62,11 @@ class BatchBuilder:
         self._copies: list[tuple[int, int]] = []
         """(source, destination) per block to copy; the sources are held until the batch is made."""
 
+    @property
+    def is_empty(self) -> bool:
+        """True while there is nothing to send, so that the plan has changed nothing yet."""
+        return not (self.prefills or self._released or self.swaps) and self.decodes is None
+
     def hold_back(self, num_tokens: int) -> None:
         """Keep so many tokens of the budget for rows that are added after `free_held_back`."""
         self.budget -= num_tokens

@@ -47,7 +47,7 @@ def admit(builder: BatchBuilder, now: float) -> None:
     if not _has_room(builder):
         return
     num_passed = num_sent = 0
-    candidates = welcome(replica, now)
+    candidates = welcome(replica, now, is_unchanged=builder.is_empty)
     if cell.suspects.is_trial_on(replica.slots.replica):
         candidates = iter(waiting_for_trial(replica))
     for request in candidates:

@@ -44,10 +44,21 @@ MAX_LEFT = 32
 """Most requests that one plan leaves to other executors."""
 
 
-def welcome(replica: Replica, now: float) -> Iterator[Request]:
-    """Return the waiting requests that an executor should admit, next one first."""
+def welcome(replica: Replica, now: float, *, is_unchanged: bool) -> Iterator[Request]:
+    """
+    Return the waiting requests that an executor should admit, next one first.
+
+    Args:
+        replica: The executor.
+        now: The time.
+        is_unchanged: True where the plan has changed nothing of the executor yet, so that what
+            other plans of this moment found about it holds.
+    """
     candidates = replica.cell.queue.candidates(now, replica.kv.prefixes, taken_by(replica))
-    return _welcome(replica, candidates, now) if replica.cell.has_others() else candidates
+    if not replica.cell.has_others():
+        return candidates
+    follows = is_unchanged and not replica.cell.suspects.has_marks
+    return _welcome(candidates, _Left(replica, now, follows=follows))
 
 
 def taken_by(replica: Replica) -> Callable[[Request], bool] | None:
@@ -65,8 +76,7 @@ def _may_run(replica: Replica, request: Request) -> bool:
     return not is_barred and replica.can_ever_take(request)
 
 
-def _welcome(replica: Replica, candidates: Iterator[Request], now: float) -> Iterator[Request]:
-    left = _Left(replica, now)
+def _welcome(candidates: Iterator[Request], left: _Left) -> Iterator[Request]:
     for request in candidates:
         if not left.try_leave(request):
             yield request
@@ -89,7 +99,7 @@ class _Left:
         "_vacancies",
     )
 
-    def __init__(self, replica: Replica, now: float) -> None:
+    def __init__(self, replica: Replica, now: float, *, follows: bool) -> None:
         self._replica = replica
         self._cell = replica.cell
         self._now = now
@@ -99,7 +109,7 @@ class _Left:
         self._vacancies: dict[int, Vacancy | None] = {}
         """Room of executors, each looked at once it is asked for."""
         self._num_running = replica.slots.num_running
-        self._follows = True
+        self._follows = follows
         """True while this plan has left all requests, each to the cheapest executor."""
         self._cell.router.precedents.at(now)
 
@@ -208,11 +218,17 @@ class _Left:
         return holder.fits(request, vacancy, num_more=num_more, more_tokens=more_tokens)
 
     def _vacancy(self, number: int) -> Vacancy | None:
-        """Return the room of an executor; only this plan's own one changes during the plan."""
+        """
+        Return the room of an executor. During the plan only its own one changes, by an admission,
+        after which others that admitted none may admit again.
+        """
         slots = self._replica.slots
-        if number == slots.replica and slots.num_running != self._num_running:
+        if slots.num_running != self._num_running:
             self._num_running = slots.num_running
-            self._vacancies.pop(number, None)
+            kept = self._vacancies.items()
+            self._vacancies = {
+                one: room for one, room in kept if room is not None and one != slots.replica
+            }
         if number not in self._vacancies:
             self._vacancies[number] = self._cell.holder(number).vacancy()
         return self._vacancies[number]

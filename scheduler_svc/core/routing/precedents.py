@@ -10,9 +10,10 @@ class Precedents:
     The cheapest executors for the first waiting requests, as of one moment.
 
     Where requests wait, the plans of all executors ask in turn about the same ones, and each answer
-    costs a look at every executor. It holds for the next plan too while nothing has changed: no
-    step was planned, no result applied, and both plans have left the same requests to the same
-    executors before. So the first plan of a moment asks, and the others look here.
+    costs a look at every executor. It holds for the next plan too while no executor has changed and
+    both plans have left the same requests to the same executors before. So the first plan of a
+    moment asks, and the others look here. Whatever changes an executor's room clears it, through
+    `Router.note_change`; a test compares each answer with a new one.
     """
 
     __slots__ = ("_at_s", "_found")

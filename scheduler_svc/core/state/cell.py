@@ -142,6 +142,7 @@ class Cell:
 
     def release(self, request: Request) -> None:
         """Take an ending request out of its place: the queue, or its executor."""
+        self.router.note_change()
         number = request.place.replica
         if number is not None and number in self._holders:
             self._holders[number].drop(request)
@@ -201,6 +202,7 @@ class Cell:
 
     def reopen(self) -> None:
         """Let every executor admit again, as one came or went that may make the difference."""
+        self.router.note_change()
         for holder in self._holders.values():
             holder.reopen()
 

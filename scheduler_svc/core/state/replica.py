@@ -91,14 +91,17 @@ class Replica:
 
     def note_away(self) -> None:
         """Note that the executor is lost; what it had is given up by `start_over`."""
+        self.cell.router.note_change()
         self.is_away = True
 
     def note_back(self) -> None:
         """Note that there is an executor again, which has nothing yet."""
+        self.cell.router.note_change()
         self.is_away = self.is_closing = False
 
     def close(self) -> None:
         """Admit no request any more; those that run go on."""
+        self.cell.router.note_change()
         self.is_closing = True
 
     def note_full(self) -> None:
@@ -106,6 +109,7 @@ class Replica:
         Note that a waiting request does not fit, so that none is admitted until a request is gone:
         nothing else makes room, since running requests only take more blocks.
         """
+        self.cell.router.note_change()
         self.is_full = self.slots.num_running > 0
 
     def reopen(self) -> None:
@@ -251,6 +255,7 @@ class Replica:
 
     def vacate(self, slot: int) -> None:
         """Take a slot away from its request; the slot is released in the next batch."""
+        self.cell.router.note_change()
         self.is_full = False
         self.paused.pop(slot, None)
         self.may_give_way.discard(-self.slots.request_of(slot).number)

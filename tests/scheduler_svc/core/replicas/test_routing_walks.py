@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from scheduler_svc.core.batch import routing as routing_module
 from scheduler_svc.core.batch.routing import MAX_AFFINITY_S
 from scheduler_svc.core.queue.queue import AGED_AFTER
 from scheduler_svc.core.request.options import CoreOptions, PreemptionMode, Routing
@@ -22,8 +23,11 @@ SHARED = np.arange(16, dtype=np.int32) % 50
 class Walk:
     """One random walk; an executor that is away plans nothing until it is back."""
 
-    def __init__(self, routing: Routing, seed: int) -> None:
+    def __init__(
+        self, routing: Routing, seed: int, turns_s: tuple[float, ...] = (0.001, 0.01, 0.1)
+    ) -> None:
         source = random.Random(seed)
+        self.turns_s = turns_s
         self.source = source
         config = small_config(max_num_blocks=source.choice([17, 24, 32]))
         options = CoreOptions(
@@ -75,7 +79,7 @@ class Walk:
         elif roll < 0.19 and len(numbers) < 4:
             rig.attach(self.geometry)
         elif there := [number for number in numbers if number not in self.away]:
-            rig.turn(source.choice(there), source.choice([0.001, 0.01, 0.1]))
+            rig.turn(source.choice(there), source.choice(self.turns_s))
             self._check_due()
 
     def _may_leave(self) -> list[int]:
@@ -120,6 +124,34 @@ class TestWalks:
     def test_a_short_mix(self, routing):
         """The same in brief."""
         Walk(routing, 100).run(120)
+
+
+class TestPrecedents:
+    def test_what_another_plan_found_is_what_this_one_would_find(self, monkeypatch):
+        """
+        Plans of one moment take over which executor is the cheapest for a waiting request, and each
+        would find the same by looking at all executors itself.
+        """
+        reused = 0
+        taken_over = routing_module._Left._cheapest_as_found
+
+        def compared(left, request):
+            nonlocal reused
+            position = left._num_left.total()
+            found = left._cell.router.precedents.find(position, request.number)
+            reused += bool(found) and left._follows
+            answer = taken_over(left, request)
+            left._vacancies.clear()
+            assert answer == left._cheapest(request)
+            return answer
+
+        monkeypatch.setattr(routing_module._Left, "_cheapest_as_found", compared)
+        for seed in range(200, 208):
+            walk = Walk(Routing.LOAD_BALANCED, seed, turns_s=(*[0.0] * 30, 0.02))
+            for _ in range(3):
+                walk.rig.attach(walk.geometry)
+            walk.run(300)
+        assert reused > 20
 
 
 class TestWaiting:
