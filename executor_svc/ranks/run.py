@@ -153,22 +153,17 @@ def _end_after_rank_0(grace_s: float) -> None:
 
 def device_of(place: RankPlace, device: str) -> str:
     """
-    Return the device of one rank: on GPUs each takes one of its own.
+    Return the device of one rank: on GPUs each takes one of its own, from the one that is named on.
 
     Raises:
         InvalidConfig: Ranks cannot compute there.
     """
     if resolve_device(device).type != "cuda":
         return device
-    if ":" in device:
+    first, num_gpus = resolve_device(device).index or 0, torch.cuda.device_count()
+    if place.starts_others and num_gpus < first + place.size:
         raise InvalidConfig(
-            f"device {device!r} is one GPU, but tp_size {place.size} takes one for each rank: use "
-            "--device cuda"
+            f"tp_size {place.size} takes a GPU for each rank, from cuda:{first} on, but there are "
+            f"{num_gpus} CUDA devices: lower tp_size or use --device cpu"
         )
-    num_gpus = torch.cuda.device_count()
-    if place.starts_others and num_gpus < place.size:
-        raise InvalidConfig(
-            f"tp_size {place.size} takes a GPU for each rank, but there are {num_gpus} CUDA "
-            "devices: lower tp_size or use --device cpu"
-        )
-    return f"cuda:{place.local_rank}"
+    return f"cuda:{first + place.local_rank}"

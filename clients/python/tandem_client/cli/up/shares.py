@@ -59,7 +59,8 @@ def shares(
     Return the arguments of each executor that `settings` leave open.
 
     On a CPU, threads are shared out, at least one each, and so is the memory that one alone would
-    give to KV. GPUs are taken in turn; those on one GPU share its memory. A setting that was given
+    give to KV. GPUs are taken in turn, as many for each as it has ranks; those on one GPU share its
+    memory. A setting that was given
     holds for each executor as it stands.
 
     Args:
@@ -78,7 +79,10 @@ def shares(
         return [[*threads, *size]] * num_executors
     gpus: list[int | None] = [None] * num_executors  # all on the device that was named
     if ":" not in settings["device"]:
-        gpus = [number % machine.num_gpus for number in range(num_executors)]
+        # An executor of several ranks is told the first of its GPUs.
+        num_each = settings["tp_size"]
+        num_places = max(1, machine.num_gpus // num_each)
+        gpus = [number % num_places * num_each for number in range(num_executors)]
     return [
         [
             *([] if gpu is None else [f"--device=cuda:{gpu}"]),

@@ -92,6 +92,16 @@ class TestGpu:
             shares(3, OPEN, self.PLAN, machine)
         )
 
+    def test_ranks_of_an_executor_take_gpus_side_by_side(self):
+        """
+        An executor of several ranks is told the first of its GPUs; further ones take them in turn.
+        """
+        machine, ranks = Machine(num_threads=8, num_gpus=5), OPEN | {"tp_size": 2}
+        first, second = shares(2, ranks, self.PLAN, machine)
+        assert (["--device=cuda:0"], ["--device=cuda:2"]) == (first, second)
+        half = "--gpu-memory-utilization=0.4500"
+        assert ["--device=cuda:0", half] == shares(3, ranks, self.PLAN, machine)[2]
+
     def test_named_gpu_is_the_one(self):
         """
         A GPU that was named is shared by all, by the size that was set if there is one.
