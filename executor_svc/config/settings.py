@@ -141,8 +141,9 @@ class _ComputingSettings(OptionGroup):
         None,
         ge=1,
         le=MAX_THREADS,
-        description="CPU threads of one operation; default: one per physical core this process may "
-        "run on (taskset, cpuset), within the CPU quota and OMP_NUM_THREADS",
+        description="CPU threads of one operation, in each rank; default: one per physical core "
+        "this process may run on (taskset, cpuset), within the CPU quota and OMP_NUM_THREADS, "
+        "divided among the ranks on this machine",
     )
     cpu_extension: Literal["auto", "on", "off"] = Field(
         "auto",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -14,8 +13,7 @@ from dataclasses import dataclass, field
 from executor_svc.ranks.place import LOOPBACK, PARENT_VARIABLE, RankPlace
 from tandem.errors import InternalError
 from tandem.process.exit_codes import EXIT_FAILED
-
-_PR_SET_PDEATHSIG = 1
+from tandem.process.parent import die_with_parent
 
 
 @dataclass(slots=True, eq=False)
@@ -91,8 +89,7 @@ def end_with(parent: int) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it ends with rank 0
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     if os.getppid() != parent:  # it was gone before
         os._exit(EXIT_FAILED)
 

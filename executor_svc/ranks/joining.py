@@ -33,7 +33,8 @@ COLLECTIVE_S = 3600.0
 Seconds that a collective waits for a rank. It is longer than the slowest load, and no measure of
 death: the channels notice that.
 """
-_HELLO_S = 10.0
+_HELLO_S = 1.0
+"""Seconds within which a new connection names its rank; the others wait meanwhile."""
 _LOOK_S = 0.1
 _TOKEN_BYTES = 16
 _KEY = "channel"
@@ -141,11 +142,14 @@ def join_groups(place: RankPlace, store: Store, device: str) -> ProcessGroups:
 
 def _rank_of(connection: socket.socket, token: bytes) -> int | None:
     """Return the rank that connects; None for a stranger."""
-    connection.settimeout(_HELLO_S)
+    end_s = time.monotonic() + _HELLO_S
     received = b""
     length = HEADER_BYTES + len(token)  # and no more: signs of life may follow
     try:
-        while len(received) < length and (piece := connection.recv(length - len(received))):
+        while len(received) < length:
+            connection.settimeout(max(end_s - time.monotonic(), 0.001))
+            if not (piece := connection.recv(length - len(received))):
+                break
             received += piece
         hello = next(iter(FrameReader().feed(received)), None)
     except (OSError, InternalError):

@@ -9,10 +9,8 @@ process never uses gRPC or computes, so that its children start as if they were 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
-import signal
 import sys
 
 from executor_svc.device.idle_threads import let_idle_threads_sleep
@@ -20,17 +18,16 @@ from executor_svc.device.idle_threads import let_idle_threads_sleep
 let_idle_threads_sleep(os.environ)
 
 import executor_svc.server.server  # noqa: E402, F401  # for the children
+from tandem.process.parent import die_with_parent  # noqa: E402
 from tests.faults.processes import faulty_executor  # noqa: E402
 from tests.faults.proxies.controlled import Json  # noqa: E402
-
-_PR_SET_PDEATHSIG = 1
 
 
 def _child(command: Json) -> None:
     """Become an executor; never return."""
     code = 1
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
         log = os.open(command["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
