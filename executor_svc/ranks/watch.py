@@ -45,9 +45,13 @@ class Silence:
         """Note a sign of life."""
         self._beats = 0
 
-    def is_too_long(self) -> bool:
-        """Tell, at each of our own beats, whether the rank is taken for dead."""
+    def count_beat(self) -> None:
+        """Note that we have beaten once more."""
         self._beats += 1
+
+    @property
+    def is_too_long(self) -> bool:
+        """True where the rank is taken for dead."""
         return self._is_counted and self._beats * BEAT_INTERVAL_S >= SILENCE_S
 
 
@@ -138,7 +142,9 @@ class Watch(threading.Thread):
             except ChannelClosed as error:
                 raise ChannelClosed(f"rank {channel.rank} of the model is gone") from error
         # A stop of this whole process counts as one beat: its peers may have been stopped with it.
-        silent = [rank for rank, one in self._silences.items() if one.is_too_long()]
+        for silence in self._silences.values():
+            silence.count_beat()
+        silent = [rank for rank, silence in self._silences.items() if silence.is_too_long]
         if silent:
             lost = InternalError(
                 f"rank {silent[0]} of the model has not been heard for {SILENCE_S:g} s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 
 import psutil
@@ -81,17 +82,18 @@ class TestRanks:
         assert 2 == log.count("kv_suspended")
         assert 2 == log.count("kv_resumed")
 
-    def test_streams_go_on_after_a_rank_was_killed(self, cluster, expected):
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda one: one.name)
+    def test_streams_go_on_after_a_rank_is_lost(self, cluster, expected, number):
         """
-        After kill -9 of rank 1 the executor ends, and with its successor all streams go on with
-        the right tokens.
+        After rank 1 is killed or stopped amid requests the executor ends, and with its successor
+        all streams go on with the right tokens.
         """
         got: dict[str, dict[str, list[int]]] = {}
         cluster.gate.allow(10)
         running = threading.Thread(target=lambda: got.update(all=completed(cluster)))
         running.start()
         wait_until(lambda: cluster.num_requests() == len(PROMPTS), "all requests to be taken")
-        second_rank(cluster).kill()
+        second_rank(cluster).send_signal(number)
         wait_until(lambda: cluster.executor.process.poll() is not None, "rank 0 to end", 60)
         cluster.gate.open()
         cluster.start_executor()

@@ -10,6 +10,8 @@ import pytest
 from executor_svc.ranks.channel import Channel, ChannelClosed, Frame, FrameReader, Kind
 from tandem.errors import InternalError
 
+LIMIT_S = 60.0
+
 
 @pytest.fixture
 def ends():
@@ -76,21 +78,33 @@ class TestFrames:
 
     def test_large_payload_arrives_whole(self, ends):
         """
-        A payload larger than any buffer of the system arrives, while a beat waits for none.
+        A payload larger than any buffer of the system arrives; beats meanwhile wait for nothing and
+        cut into nothing.
         """
         frame = Frame(Kind.STEP, 1, bytes(range(256)) * 40_000)
-        sender = threading.Thread(target=ends[0].send, args=(frame,))
+        sender = threading.Thread(target=ends[0].send, args=(frame,), daemon=True)
         sender.start()
-        ends[0].beat()
+        beats = threading.Thread(target=lambda: [ends[0].beat() for _ in range(1000)], daemon=True)
+        beats.start()
+        beats.join(LIMIT_S)
+        assert not beats.is_alive()
         assert frame in received(ends[1], 1)
-        sender.join()
+        sender.join(LIMIT_S)
+        assert not sender.is_alive()
 
     def test_beats_wait_for_no_silent_reader(self, ends):
         """
         Where the other end reads nothing, beats are dropped once buffers are full.
         """
-        for _ in range(100_000):
-            ends[0].beat()
+
+        def beat() -> None:
+            for _ in range(100_000):
+                ends[0].beat()
+
+        beats = threading.Thread(target=beat, daemon=True)
+        beats.start()
+        beats.join(LIMIT_S)
+        assert not beats.is_alive()
 
     def test_other_bytes_are_refused(self):
         """
