@@ -42,7 +42,13 @@ PACKAGES = ("torch", "triton", "numpy")
 RESULTS = Path(__file__).resolve().parent / "results"
 LIMIT_S = 3600
 """Seconds for one setting."""
-VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX"}
+VECTORS = {
+    "amx_bf16": "AVX-512 and AMX",
+    "avx512_bf16": "AVX-512 with bfloat16",
+    "avx512f": "AVX-512",
+    "avx2": "AVX2",
+    "avx": "AVX",
+}
 """Names of vector instructions by the processor's flag, widest first."""
 NO_INSTRUCTION = "illegal instruction: this processor lacks it"
 
