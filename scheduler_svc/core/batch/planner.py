@@ -2,6 +2,7 @@
 The plan of one step: the requests it computes, and how many tokens of each.
 
     slots that lost their requests               are released
+    paused decodes, longest paused first         go on while there are blocks
     every decode that has something to compute   gets one token, and a block if its last is full;
                                                  others are preempted or paused for it if need be
     running prefills, oldest first               get as many tokens as the budget leaves
@@ -52,6 +53,8 @@ def plan(replica: Replica, now: float) -> Batch | None:
     builder.release_ended()
     if not is_trial:
         make_way(builder, now)
+    if replica.paused:
+        resume(builder)
     if cell.options.decodes_first:
         _plan_decodes(builder)
         _plan_prompts(builder, now, others_decode=builder.decodes is not None)
@@ -88,8 +91,6 @@ def _plan_prompts(builder: BatchBuilder, now: float, *, others_decode: bool) -> 
 
 def _plan_decodes(builder: BatchBuilder) -> None:
     slots = builder.replica.slots
-    if builder.replica.paused:
-        resume(builder)
     rows = slots.decode_rows()
     if builder.prefills:
         # A request with its last chunk in this batch cannot decode before its token is sampled.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core.observe.request_events import EventKind
-from scheduler_svc.core.request.options import CoreOptions, VictimRule
+from scheduler_svc.core.request.options import CoreOptions, StepPriority, VictimRule
 from scheduler_svc.core.request.request import FinishReason, RequestState
 from tandem.errors import NeverFits
 from tests.scheduler_svc.core.harness import Rig, queue_position, small_config
@@ -137,6 +137,28 @@ class TestPausing:
             while rig.pending:
                 rig.deliver()
         assert num_resumed >= 1
+
+    @pytest.mark.parametrize(
+        ("num_blocks", "budget", "requests"),
+        [
+            (14, 8, [(4, 8), (20, 8), (7, 8), (16, 8)]),
+            (12, 4, [(4, 14), (2, 14), (16, 14), (4, 5)]),
+            (14, 8, [(20, 8), (2, 14), (20, 14), (20, 8)]),
+        ],
+    )
+    def test_prompts_keep_to_their_share_of_a_step_that_resumes(self, num_blocks, budget, requests):
+        """
+        Where prompts go first, one that goes on beside a resumed decode takes its share and no more.
+        """
+        config = small_config(
+            max_num_blocks=num_blocks, max_model_len=40, max_total_tokens=budget, max_batch_size=4
+        )
+        changes = {"step_priority": StepPriority.PREFILL_FIRST, "max_prefill_share": 0.25}
+        rig = Rig(config, options=pausing(num_blocks, **changes))
+        for prompt_len, max_tokens in requests:
+            rig.submit(prompt_len=prompt_len, max_tokens=max_tokens)
+        rig.run()  # which checks every batch by the rules
+        assert all(rig.expected(handle) == rig.outputs[handle] for handle in range(4))
 
     def test_nobody_is_admitted_while_anyone_is_paused(self):
         """
