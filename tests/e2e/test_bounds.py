@@ -25,10 +25,11 @@ def accepted(cluster):
     return cluster.stats().accepted_requests
 
 
+@pytest.mark.slow
 class TestBurst:
     @pytest.mark.parametrize(
         ("num_calls", "num_connections"),
-        [(5_000, 10), pytest.param(20_000, 40, marks=pytest.mark.slow)],
+        [(5_000, 10), (20_000, 40)],
     )
     def test_every_call_is_served_or_refused_with_a_reason(self, small, num_calls, num_connections):
         """
@@ -49,6 +50,7 @@ class TestConnectionAge:
         finally:
             cluster.close()
 
+    @pytest.mark.slow
     def test_resuming_client_loses_nothing(self, aging):
         """
         Streams that outlast several connections have the ids of one that did not: none is lost,

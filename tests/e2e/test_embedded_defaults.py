@@ -37,6 +37,7 @@ def check(completion, found: CompletedRequest) -> None:
     ]
 
 
+@pytest.mark.slow
 class TestSameAsServer:
     @pytest.fixture(scope="class")
     @staticmethod

@@ -95,6 +95,7 @@ class TestOutput:
         assert [1, 3] == [len(one["results"]["executors"]) for one in runs]
         assert [{"executors": "1"}, {"executors": "3"}] == [one["varied"] for one in runs]
 
+    @pytest.mark.slow
     def test_comparison_stays_within_eighty_columns(self, capsys):
         """
         More runs than fit side by side are printed in parts, each with all its measures.

@@ -23,6 +23,7 @@ ROUTINGS = ("load_balanced", "longest_prefix", "first_prefix_block", "round_robi
 
 
 class TestEnds:
+    @pytest.mark.slow
     @pytest.mark.parametrize("changes", VARIETY.values(), ids=VARIETY)
     def test_every_request_ends_once_on_several_executors(self, changes):
         """
@@ -46,6 +47,7 @@ class TestEnds:
             results["requests"][name] for name in ("finished", "failed", "refused")
         )
 
+    @pytest.mark.slow
     def test_sixty_four_executors_compute_what_one_does(self):
         """
         The most executors that may be are as right as one.
@@ -53,6 +55,7 @@ class TestEnds:
         requests = run(executors="64", requests="100", request_rate="2000").results["requests"]
         assert 100 == requests["finished"]
 
+    @pytest.mark.slow
     def test_equal_arguments_give_equal_bytes(self):
         """
         Two runs with several executors print the same, byte for byte, and checks change nothing.

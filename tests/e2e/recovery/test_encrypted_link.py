@@ -88,6 +88,7 @@ def rest_of(stream) -> list[int]:
     return [id_ for event in stream if isinstance(event, Delta) for id_ in event.token_ids]
 
 
+@pytest.mark.slow
 def test_rotated_certificates_lose_no_token(encrypted):
     """
     Of 64 streams none fails or loses a token while the certificates of both ends of the link are
@@ -114,6 +115,7 @@ def test_rotated_certificates_lose_no_token(encrypted):
     assert NUM_ROTATIONS == len(seen)
 
 
+@pytest.mark.slow
 def test_next_link_uses_another_ca(encrypted, tmp_path):
     """
     When the CA of the link is replaced too, running requests go on, and the link to a restarted

@@ -127,6 +127,7 @@ class TestWalks:
 
 
 class TestPrecedents:
+    @pytest.mark.slow
     def test_what_another_plan_found_is_what_this_one_would_find(self, monkeypatch):
         """
         Plans of one moment take over which executor is the cheapest for a waiting request, and each

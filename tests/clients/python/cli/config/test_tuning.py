@@ -181,6 +181,7 @@ class TestCommand:
         assert 2 == result.exit_code
         assert "--memory-gb" in result.stderr
 
+    @pytest.mark.slow
     def test_file_is_read_by_both_services(self, tmp_path):
         """
         The printed file has a reason over each line, and gives both services the same limits.
