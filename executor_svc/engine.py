@@ -24,13 +24,18 @@ from executor_svc.model.files.tokenizer_files import TokenizerFile, read_tokeniz
 from executor_svc.model.loader import LoadedModel, load_model
 from executor_svc.model.weights import weight_bytes
 from executor_svc.parallel.agreement import check_agreement
-from executor_svc.parallel.collectives import TensorCollectives
+from executor_svc.parallel.collectives import AllRanks
 from executor_svc.parallel.process_groups import SINGLE, ProcessGroups
 from executor_svc.profile.torch_recorder import TorchRecorder
-from executor_svc.server.loaded import HEARTBEAT_INTERVAL_S, MAX_INFLIGHT_STEPS, Engine
+from executor_svc.server.loaded import (
+    DEPTH,
+    HEARTBEAT_INTERVAL_S,
+    MAX_INFLIGHT_STEPS,
+    Engine,
+)
 from executor_svc.start_warnings import kept_warnings, warn
 from executor_svc.step.graphs.plan import plan_graphs
-from executor_svc.step.heaviest_steps import measure_activations
+from executor_svc.step.heaviest_steps import measure_activations, static_rows
 from executor_svc.step.runner import ModelRunner
 from kernels.cpu_features import vector_features
 from kernels.packed_linear import can_pack
@@ -82,14 +87,14 @@ def _load(
     meters: Callable[[torch.device], MemoryMeter],
     groups: ProcessGroups,
 ) -> Engine:
-    settings, ranks = loaded.settings, TensorCollectives(groups)
+    settings, ranks = loaded.settings, AllRanks(groups)
     tokenizer_files = _tokenizer_files(settings.model)
     num_here = ranks.all_of(platform.node()).count(platform.node())
     use_threads(settings.num_threads, num_processes=num_here)
     device = resolve_device(settings.device)
     choose_kernels(device, settings.cpu_extension)
     meter = meter_of_rank(meters(device), device, num_here)
-    before = ranks.all_of(meter.read())[groups.tensor_rank]  # until all have read, none loads
+    before = ranks.all_of(meter.read())[groups.rank]  # until all have read, none loads
     model = load_model(
         settings.model, dtype=settings.dtype, device=str(device), packs=True, groups=groups
     )
@@ -108,9 +113,9 @@ def _load(
         collect_margins=settings.collect_margins,
         batch_invariant=settings.batch_invariant,
         kv_knob=plan.size.knob,
-        static_rows=limits.max_batch_size if device.type == "cuda" else 0,
+        static_rows=static_rows(model, limits),
         # Collectives were never captured: ranks run every step eagerly.
-        graph_plan=plan_graphs(loaded, limits, device) if groups.tensor is None else None,
+        graph_plan=plan_graphs(loaded, limits, device) if groups.world is None else None,
     )
     started = time.monotonic()
     runner.warm_up()
@@ -122,6 +127,7 @@ def _load(
         num_threads=torch.get_num_threads(),
         is_sticky=is_sticky,
         recorder=lambda options: TorchRecorder(runner, model.device, options),
+        depth=DEPTH - 1 + groups.pipeline_size,
         checksum=runner.checksum,
     )
 
@@ -189,7 +195,8 @@ def _plan(
         device=_device_name(model.device),
         measured=measured,
         tp_size=model.groups.tensor_size,
-        all_ranks=TensorCollectives(model.groups).all_of,
+        is_last_stage=model.sharding.stage.is_last,
+        all_ranks=AllRanks(model.groups).all_of,
     )
     _log.info("memory_planned", **described(plan))
     for warning in plan.warnings():
@@ -200,14 +207,16 @@ def _plan(
 def _allocate(
     loaded: LoadedSettings, model: LoadedModel, limits: EngineConfig, plan: MemoryPlan
 ) -> KvMemory:
-    swap_space_gb = loaded.settings.swap_space_gb
+    config = model.rank_config
+    block_bytes = kv_bytes_per_block(config, limits.block_size, model.dtype)
+    host_blocks = host_blocks_within(loaded.settings.swap_space_gb, block_bytes)
     kv = KvMemory(
-        model.rank_config,
+        config,
         plan.num_blocks,
         limits.block_size,
         model.dtype,
         model.device,
-        num_host_blocks=host_blocks_within(swap_space_gb, plan.rank.block_bytes),
+        num_host_blocks=min(AllRanks(model.groups).all_of(host_blocks)),
         keeps_addresses=loaded.settings.static_kv_memory_pointers,
         kv_knob=plan.size.knob,
     )
@@ -233,7 +242,7 @@ def _measurable(
         return limits
     per_block = kv_bytes_per_block(model.rank_config, limits.block_size, model.dtype)
     own = meter.read().free // per_block * limits.block_size
-    fitting = min(TensorCollectives(model.groups).all_of(own))
+    fitting = min(AllRanks(model.groups).all_of(own))
     longest = max(limits.block_size, min(limits.max_model_len, fitting))
     return replace(limits, max_model_len=longest)
 

@@ -50,7 +50,8 @@ def run(argv: Sequence[str]) -> int:
     check_model_directory(loaded.settings.model)  # before imports that take seconds
     if loaded.settings.dry_run:
         return _forecast(loaded)
-    return _serve(loaded) if loaded.settings.tp_size == 1 else _run_rank(loaded, argv)
+    is_alone = loaded.settings.tp_size * loaded.settings.pp_size == 1
+    return _serve(loaded) if is_alone else _run_rank(loaded, argv)
 
 
 def _forecast(loaded: LoadedSettings) -> int:
@@ -63,7 +64,9 @@ def _forecast(loaded: LoadedSettings) -> int:
     from executor_svc.memory.plan import as_json, as_text, forecast  # noqa: PLC0415  # imports PyTorch
 
     show = as_json if loaded.settings.log_format == "json" else as_text
-    sys.stdout.write(show(forecast(loaded, tp_size=loaded.settings.tp_size)))
+    settings = loaded.settings
+    plan = forecast(loaded, tp_size=settings.tp_size, pp_size=settings.pp_size)
+    sys.stdout.write(show(plan))
     return EXIT_DONE
 
 
@@ -74,7 +77,7 @@ def _run_rank(loaded: LoadedSettings, argv: Sequence[str]) -> int:
     Raises:
         TandemError: The process cannot go on; the message says why.
     """
-    place = place_of(loaded.settings.tp_size, os.environ)
+    place = place_of(loaded.settings.tp_size, os.environ, pp_size=loaded.settings.pp_size)
     if place.parent is not None:
         end_with(place.parent)
     # A rank's end is reported in a sentence of ours, not by each library that was waiting for it.

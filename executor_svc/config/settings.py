@@ -49,6 +49,7 @@ _GraphCount = Annotated[
 
 
 TpSize = Annotated[int, Alias("tensor_parallel_size"), Alias("tensor_model_parallel_size")]
+PpSize = Annotated[int, Alias("pipeline_parallel_size"), Alias("pipeline_model_parallel_size")]
 # vLLM, Megatron Core
 
 
@@ -73,6 +74,12 @@ class _ModelSettings(OptionGroup):
         ge=1,
         description="processes that share the model and compute each step together, its ranks; one "
         "GPU each",
+    )
+    pp_size: PpSize = Field(
+        1,
+        ge=1,
+        description="stages of the model, each with some of its layers and with tp_size processes; "
+        "a stage computes while the next one computes the step before",
     )
     device: str = Field("auto", description="device to compute on: auto, cpu, cuda or cuda:N")
 

@@ -36,10 +36,17 @@ class DeviceQueue(Protocol):
         beside work that is queued later.
         """
 
+    def after(self, arrive: Callable[[], None]) -> DeviceQueue:
+        """
+        Return a queue beside this one, for one step whose tensors come from another device: it
+        fetches and marks once `arrive`, which makes this thread or the device wait for them, has
+        returned. Work that is queued here later does not wait.
+        """
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True, eq=False)
 class HostMark:
-    """A time of the host's clock."""
+    """A time of the host's clock; 0 until it is known."""
 
     at_ns: int
 
@@ -63,6 +70,33 @@ class HostQueue:
         """See `DeviceQueue`."""
         copies = [tensor.clone() for tensor in tensors]
         return lambda: copies
+
+    def after(self, arrive: Callable[[], None]) -> DeviceQueue:
+        """See `DeviceQueue`."""
+        return _ArrivingHostQueue(self._clock_ns, arrive)
+
+
+class _ArrivingHostQueue(HostQueue):
+    """A step's tensors that other processes of a CPU send."""
+
+    def __init__(self, clock_ns: Callable[[], int], arrive: Callable[[], None]) -> None:
+        super().__init__(clock_ns)
+        self._arrive = arrive
+        self._arrived = HostMark(0)
+
+    def mark(self) -> HostMark:
+        """See `DeviceQueue`; the time is known once a function of `fetch` has waited."""
+        return self._arrived
+
+    def fetch(self, tensors: Sequence[Tensor]) -> Wait:
+        """See `DeviceQueue`; nothing else writes the tensors."""
+
+        def wait() -> list[Tensor]:
+            self._arrive()
+            self._arrived.at_ns = self._arrived.at_ns or self._clock_ns()
+            return list(tensors)
+
+        return wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +154,36 @@ class CudaQueue:
 
         held = list(tensors)  # keeps the allocator from reusing their memory while it is read
         return wait
+
+    def after(self, arrive: Callable[[], None]) -> DeviceQueue:
+        """See `DeviceQueue`."""
+        return _ArrivingCudaQueue(self, self._copies, arrive)
+
+
+class _ArrivingCudaQueue:
+    """A step's tensors that another GPU sends; the stream of copies waits for them."""
+
+    def __init__(
+        self, queue: CudaQueue, copies: torch.cuda.Stream, arrive: Callable[[], None]
+    ) -> None:
+        self._queue = queue
+        self._copies = copies
+        with torch.cuda.stream(copies):
+            arrive()
+
+    def mark(self) -> CudaMark:
+        """See `DeviceQueue`."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own
+        event.record(self._copies)
+        return CudaMark(event)
+
+    def fetch(self, tensors: Sequence[Tensor]) -> Wait:
+        """See `DeviceQueue`."""
+        return self._queue.fetch(tensors)
+
+    def after(self, arrive: Callable[[], None]) -> DeviceQueue:
+        """See `DeviceQueue`."""
+        return _ArrivingCudaQueue(self._queue, self._copies, arrive)
 
 
 def _locked_like(tensor: Tensor) -> Tensor:

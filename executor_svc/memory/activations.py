@@ -9,6 +9,7 @@ import torch
 from executor_svc.memory.decode_bytes import decode_scratch_bytes, static_step_bytes
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.decoder import MLP_TOKENS
+from executor_svc.parallel.pipeline import STEPS_ON_THE_WAY
 from tandem.engine_config import EngineConfig
 
 _LOGITS_COPIES = 4
@@ -33,6 +34,7 @@ def estimate_activations(
     dtype: torch.dtype,
     on_gpu: bool = False,
     tp_size: int = 1,
+    is_last_stage: bool = True,
 ) -> int:
     """
     Estimate the bytes that the heaviest steps need, from the shapes of their tensors.
@@ -46,7 +48,8 @@ def estimate_activations(
         num_slots: Number of slots.
         dtype: Type of the model.
         on_gpu: The device is a GPU.
-        tp_size: Number of ranks that share the model.
+        tp_size: Number of ranks that share each layer.
+        is_last_stage: False for a stage that sends hidden states instead of sampling.
     """
     bytes_per_number = dtype.itemsize
     tokens, rows = limits.max_total_tokens, min(limits.max_batch_size, limits.max_total_tokens)
@@ -75,6 +78,9 @@ def estimate_activations(
         computing += _partial_bytes(config, tokens, bytes_per_number, on_gpu=on_gpu)
         sampling += logits * bytes_per_number  # the parts of all ranks, before they are joined
         scoring += scored * bytes_per_number
+    if not is_last_stage:
+        computing += STEPS_ON_THE_WAY * hidden * bytes_per_number
+        sampling = scoring = 0
     return max(computing + scratch, sampling, scoring) + histories + rotations + static
 
 

@@ -56,6 +56,7 @@ def plan_memory(
     device: str,
     measured: int | None = None,
     tp_size: int = 1,
+    is_last_stage: bool = True,
     all_ranks: Callable[[RankMemory], Sequence[RankMemory]] = lambda own: (own,),
 ) -> MemoryPlan:
     """
@@ -72,16 +73,49 @@ def plan_memory(
         measured: Bytes of activations, if they were measured. The estimate is used if it is larger:
             the measured steps then reused memory that the process already had. On a GPU the memory
             of captured graphs is added to either.
-        tp_size: Number of ranks that share the model.
+        tp_size: Number of ranks that share each layer.
+        is_last_stage: False for a stage of the model that does not sample.
         all_ranks: Returns the memory of all ranks from this rank's, the same list on each.
 
     Raises:
         OutOfMemory: The KV memory does not fit; names the setting to change.
     """
+    own = _rank_memory(
+        loaded,
+        config,
+        limits,
+        dtype,
+        readings,
+        device=device,
+        measured=measured,
+        tp_size=tp_size,
+        is_last_stage=is_last_stage,
+    )
+    return _plan_of(loaded, limits, all_ranks(own), on_gpu=device.startswith("cuda"))
+
+
+def _rank_memory(
+    loaded: LoadedSettings,
+    config: ModelConfig,
+    limits: EngineConfig,
+    dtype: torch.dtype,
+    readings: Readings,
+    *,
+    device: str,
+    measured: int | None = None,
+    tp_size: int,
+    is_last_stage: bool,
+) -> RankMemory:
+    """Return the memory of one rank; arguments are those of `plan_memory`."""
     on_gpu = device.startswith("cuda")
-    num_slots = num_slots_for(limits)
     estimated = estimate_activations(
-        config, limits, num_slots=num_slots, dtype=dtype, on_gpu=on_gpu, tp_size=tp_size
+        config,
+        limits,
+        num_slots=num_slots_for(limits),
+        dtype=dtype,
+        on_gpu=on_gpu,
+        tp_size=tp_size,
+        is_last_stage=is_last_stage,
     )
     captured = _captured_bytes(loaded, config, limits, dtype) if on_gpu else 0
     probe = MemoryProbe(
@@ -94,8 +128,12 @@ def plan_memory(
         other_bytes=readings.other_bytes,
         is_measured=measured is not None,
     )
-    rank = RankMemory(block_bytes=kv_bytes_per_block(config, limits.block_size, dtype), probe=probe)
-    ranks = all_ranks(rank)
+    return RankMemory(block_bytes=kv_bytes_per_block(config, limits.block_size, dtype), probe=probe)
+
+
+def _plan_of(
+    loaded: LoadedSettings, limits: EngineConfig, ranks: Sequence[RankMemory], *, on_gpu: bool
+) -> MemoryPlan:
     return plan_kv(
         min((_kv_size(loaded, limits, each, on_gpu=on_gpu) for each in ranks), key=_value),
         ranks,
@@ -118,39 +156,61 @@ def forecast(
     meters: Callable[[torch.device], MemoryMeter] = meter_of,
     *,
     tp_size: int = 1,
+    pp_size: int = 1,
 ) -> dict[str, object]:
     """
     Plan the memory without loading weights or computing, for `--dry-run`. With more than one rank,
-    it is that of the first; on a CPU all ranks are taken to be on this machine.
+    it is that of the rank that has room for the fewest blocks; on a CPU all ranks are taken to be
+    on this machine.
 
     Raises:
         InvalidConfig, InvalidModel or OutOfMemory: As at the start.
     """
     settings = loaded.settings
     config = read_model_config(settings.model)
-    sharding = sharding_of(config, size=tp_size)
+    sharding_of(config, size=tp_size, pipeline_size=pp_size)  # refuses the sizes
     device = resolve_device(settings.device)
     choose_kernels(device, settings.cpu_extension)
     dtype = resolve_dtype(settings.dtype, config.checkpoint_dtype, device)
     config, _ = open_checkpoint(settings.model, config, dtype)
     limits = fit_limits(loaded, config, device)
-    needed = weight_bytes(config, dtype, sharding=sharding)
-    check_weights_fit(settings.model, needed, dtype, device, num_processes=tp_size)
-    before = meter_of_rank(meters(device), device, tp_size).read()
-    after = Reading(
-        total=before.total, free=max(0, before.free - needed), used=before.used + needed
-    )
-    readings = Readings(before=before, after=after, weight_bytes=needed)
-    own = rank_config(config, sharding)
-    plan = plan_memory(loaded, own, limits, dtype, readings, device=str(device), tp_size=tp_size)
+    stages = [
+        sharding_of(config, size=tp_size, pipeline_rank=stage, pipeline_size=pp_size)
+        for stage in range(pp_size)
+    ]
+    needed = [weight_bytes(config, dtype, sharding=share) for share in stages]
+    all_needed = max(needed) if device.type == "cuda" else tp_size * sum(needed)
+    check_weights_fit(settings.model, all_needed, dtype, device)
+    before = meter_of_rank(meters(device), device, tp_size * pp_size).read()
+    ranks = [
+        _rank_memory(
+            loaded,
+            rank_config(config, share),
+            limits,
+            dtype,
+            _forecast_readings(before, num_bytes),
+            device=str(device),
+            tp_size=tp_size,
+            is_last_stage=share.stage.is_last,
+        )
+        for share, num_bytes in zip(stages, needed, strict=True)
+    ]
+    plan = _plan_of(loaded, limits, ranks, on_gpu=device.type == "cuda")
+    block_bytes = max(rank.block_bytes for rank in ranks)
     return {
         "dtype": dtype_name(dtype),
         "max_batch_size": limits.max_batch_size,
         "max_total_tokens": limits.max_total_tokens,
         **described(plan),
-        "num_host_blocks": host_blocks_within(settings.swap_space_gb, plan.rank.block_bytes),
+        "num_host_blocks": host_blocks_within(settings.swap_space_gb, block_bytes),
         "warnings": [*limit_warnings(limits), *plan.warnings()],
     }
+
+
+def _forecast_readings(before: Reading, weight_bytes: int) -> Readings:
+    free = max(0, before.free - weight_bytes)
+    after = Reading(total=before.total, free=free, used=before.used + weight_bytes)
+    return Readings(before=before, after=after, weight_bytes=weight_bytes)
 
 
 def meter_of_rank(meter: MemoryMeter, device: torch.device, num_here: int) -> MemoryMeter:

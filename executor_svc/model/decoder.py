@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -15,6 +16,7 @@ from executor_svc.model.row_operations import FastOperations, InvariantOperation
 from executor_svc.model.row_padding import padded_rows, pads_rows
 from executor_svc.model.sharded_operations import ShardedOperations, ShardedVocabulary
 from executor_svc.parallel.collectives import TensorCollectives
+from executor_svc.parallel.pipeline import StageLink
 from kernels.layer_stack import LayerStack, LayerWeights
 from kernels.packed_linear import PackedWeight
 from kernels.paged_attention import AttentionPlan, paged_attention
@@ -35,14 +37,15 @@ class DecoderInputs:
     Inputs of one step on the device: T tokens of all rows, one row after another.
 
     Attributes:
-        token_id: int ``[T]``, each in the vocabulary.
+        token_id: int ``[T]``, each in the vocabulary; None on the stages after the first, which get
+            hidden states instead.
         position: int64 ``[T]``, position in the token's own sequence.
         kv_position: int64 ``[T]``, cache position of its keys and values: block * block_size +
             offset.
         attention: Attention plan of the step by sliding window, one for each window of the model.
     """
 
-    token_id: Tensor
+    token_id: Tensor | None
     position: Tensor
     kv_position: Tensor
     attention: Mapping[int | None, AttentionPlan]
@@ -52,7 +55,8 @@ class Decoder:
     """
     A loaded model as a function of inputs and KV cache, without state but the table of rotations.
     Ranks that share a model call it together, with the same inputs and each with its own heads'
-    cache, and get the same hidden states and logits.
+    cache, and get the same hidden states and logits. Of several stages each computes its layers,
+    from the hidden states that the stage before sends; the last one alone can project.
 
     If `pads_rows`, hidden states have rows of padding after the tokens' rows, so that matrix
     products see few sizes. Only row-wise operations see the padding: attention and the cache do
@@ -79,13 +83,14 @@ class Decoder:
             self._operations = ShardedOperations(self._operations, ranks)
             self._vocabulary = ShardedVocabulary(model.sharding, ranks)
         self._model = model
+        self._link = None if model.groups.pipeline is None else StageLink(model.groups)
         self._config = config
+        self._windows = model.rank_config.windows
         self._weights = model.weights
         self._scale = config.head_dim**-0.5
         self._stack = _stack_of(model, self._scale)
-        is_packed = isinstance(model.weights.lm_head, PackedWeight)
         self._pads_rows = (
-            not batch_invariant and not is_packed and pads_rows(model.dtype, model.device)
+            not batch_invariant and not _is_packed(model) and pads_rows(model.dtype, model.device)
         )
         table = rotation_table(config.rope, config.head_dim, max_model_len)
         self._rotations = table.to(model.device)
@@ -95,37 +100,28 @@ class Decoder:
         """Number of logits of a row."""
         return self._config.vocab_size
 
+    @property
+    def link(self) -> StageLink | None:
+        """Transfers to the other stages; None for a model of one."""
+        return self._link
+
     def forward(self, inputs: DecoderInputs, kv_layers: Sequence[Tensor]) -> Tensor:
         """
-        Compute all layers and write the tokens' keys and values into the cache.
+        Compute all layers of this stage and write the tokens' keys and values into the cache.
 
         Args:
             inputs: The step.
             kv_layers: KV cache per layer, ``[blocks, block_size, 2, num_kv_heads, head_dim]``.
 
         Returns:
-            Hidden states before the final norm, ``[T, hidden_size]``.
+            Hidden states before the final norm, ``[T, hidden_size]``; those of a stage before the
+            last are on their way to the next one, and may not be changed.
         """
-        hidden = self._padded(self._embedded(inputs.token_id))
-        rotation = self._rotations.index_select(0, inputs.position)
-        plans = [inputs.attention[window] for window in self._config.windows]
-        stack = self._stack
-        if stack is not None and hidden.shape[0] <= MLP_TOKENS and stack.takes(plans):
-            kv_position = inputs.kv_position
-            stack.run(hidden, kv_layers, plans, rotation=rotation, kv_position=kv_position)
-            return hidden
-        for layer, plan, kv_cache in zip(self._weights.layers, plans, kv_layers, strict=True):
-            self._attention(
-                layer,
-                hidden,
-                kv_cache,
-                rotation=rotation,
-                kv_position=inputs.kv_position,
-                plan=plan,
-            )
-            for first in range(0, hidden.shape[0], MLP_TOKENS):
-                self._mlp(layer, hidden[first : first + MLP_TOKENS])
-        return hidden[: inputs.token_id.shape[0]]
+        hidden = self._layers(self._padded(self._entering(inputs)), inputs, kv_layers)
+        hidden = hidden[: len(inputs.position)]
+        if self._link is not None and not self._link.is_last:
+            self._link.send_hidden(hidden)
+        return hidden
 
     def project(self, hidden: Tensor) -> Tensor:
         """
@@ -145,6 +141,36 @@ class Decoder:
         """Undo `mark_parts`."""
         unmark_parts(self, _PARTS)
         self._stack = _stack_of(self._model, self._scale)
+
+    def _entering(self, inputs: DecoderInputs) -> Tensor:
+        """Return the tokens' embeddings, or their hidden states after the stage before."""
+        if inputs.token_id is not None:
+            return self._embedded(inputs.token_id)
+        assert self._link is not None, "the first stage reads tokens"
+        shape = len(inputs.position), self._config.hidden_size
+        target = torch.empty(shape, dtype=self._model.dtype, device=self._model.device)
+        return self._link.receive_hidden(target)
+
+    def _layers(self, hidden: Tensor, inputs: DecoderInputs, kv_layers: Sequence[Tensor]) -> Tensor:
+        rotation = self._rotations.index_select(0, inputs.position)
+        plans = [inputs.attention[window] for window in self._windows]
+        stack = self._stack
+        if stack is not None and hidden.shape[0] <= MLP_TOKENS and stack.takes(plans):
+            kv_position = inputs.kv_position
+            stack.run(hidden, kv_layers, plans, rotation=rotation, kv_position=kv_position)
+            return hidden
+        for layer, plan, kv_cache in zip(self._weights.layers, plans, kv_layers, strict=True):
+            self._attention(
+                layer,
+                hidden,
+                kv_cache,
+                rotation=rotation,
+                kv_position=inputs.kv_position,
+                plan=plan,
+            )
+            for first in range(0, hidden.shape[0], MLP_TOKENS):
+                self._mlp(layer, hidden[first : first + MLP_TOKENS])
+        return hidden
 
     def _attention(
         self,
@@ -191,9 +217,13 @@ class Decoder:
 
 def _stack_of(model: LoadedModel, scale: float) -> LayerStack | None:
     """
-    Return all layers as one call, None if their matrices are not packed, or if ranks must add up
-    their parts in the middle of each layer.
+    Return all layers of the stage as one call, None if their matrices are not packed, or if ranks
+    must add up their parts in the middle of each layer.
     """
-    if model.groups.tensor is not None or not isinstance(model.weights.lm_head, PackedWeight):
+    if model.groups.tensor is not None or not _is_packed(model):
         return None
     return LayerStack(model.weights.layers, norm_eps=model.config.norm_eps, scale=scale)
+
+
+def _is_packed(model: LoadedModel) -> bool:
+    return isinstance(model.weights.layers[0].qkv, PackedWeight)

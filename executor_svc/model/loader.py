@@ -27,7 +27,7 @@ from executor_svc.model.weights import (
     stored_bytes,
     weight_bytes,
 )
-from executor_svc.parallel.collectives import TensorCollectives
+from executor_svc.parallel.collectives import AllRanks
 from executor_svc.parallel.process_groups import SINGLE, ProcessGroups
 from executor_svc.parallel.sharding import Sharding
 from kernels.packed_linear import can_pack
@@ -62,11 +62,11 @@ class LoadedModel:
     @property
     def sharding(self) -> Sharding:
         """The share of the model that this rank holds."""
-        return sharding_of(self.config, self.groups.tensor_rank, self.groups.tensor_size)
+        return _share_of(self.config, self.groups)
 
     @property
     def rank_config(self) -> ModelConfig:
-        """Geometry of this rank: its heads and its part of the MLP; the vocabulary is whole."""
+        """Geometry of this rank: its layers, heads and part of MLPs; the vocabulary is whole."""
         return rank_config(self.config, self.sharding)
 
     @property
@@ -101,27 +101,28 @@ def load_model(
     Raises:
         InvalidModel: The model is missing, incomplete, corrupt or of a kind that is not supported;
             the message names the file.
-        InvalidConfig: The dtype or device is unknown, or the device does not exist, or so many
-            ranks cannot hold the model.
+        InvalidConfig: The dtype or device is unknown or not there, or so many ranks cannot hold the
+            model.
         OutOfMemory: The weights do not fit.
     """
     started = time.monotonic()
     config = read_model_config(model_dir)
-    sharding = sharding_of(config, groups.tensor_rank, groups.tensor_size)
+    sharding = _share_of(config, groups)
     where = resolve_device(device)
     kind, why = choose_dtype(dtype, config.checkpoint_dtype, where)
     config, checkpoint = open_checkpoint(model_dir, config, kind)
-    files, ranks = model_files(model_dir, checkpoint.files), TensorCollectives(groups)
-    num_beside, peers = _ranks_beside(ranks.all_of(_place_of(files[0])), groups.tensor_rank)
+    files, ranks = model_files(model_dir, checkpoint.files), AllRanks(groups)
     own_bytes = weight_bytes(config, kind, sharding=sharding)
-    check_weights_fit(model_dir, own_bytes, kind, where, num_processes=num_beside)
+    found = ranks.all_of((_place_of(files[0]), own_bytes))
+    beside, peers = _ranks_beside([place for place, _ in found], groups.rank)
+    needed = own_bytes if where.type == "cuda" else sum(found[rank][1] for rank in beside)
+    check_weights_fit(model_dir, needed, kind, where)
     ranks.all_of(None)  # until all have looked at the free memory, none loads
-    own_files = files[peers.index(groups.tensor_rank) :: len(peers)]
     with ThreadPoolExecutor(1, thread_name_prefix="fingerprint") as pool:
-        digests = pool.submit(file_digests, own_files)
+        digests = pool.submit(file_digests, files[peers.index(groups.rank) :: len(peers)])
         held = [load_weights(config, checkpoint, kind, where, sharding=sharding)]
-        found = ranks.all_of(digests.result())
-    digest = fingerprint_of((file for one in peers for file in found[one]), dtype_name(kind))
+        told = ranks.all_of(digests.result())
+    digest = fingerprint_of((file for one in peers for file in told[one]), dtype_name(kind))
     weights = pack_weights(held) if packs and can_pack(kind, where) else held.pop()
     model = LoadedModel(
         config=config,
@@ -136,9 +137,24 @@ def load_model(
     return model
 
 
+def _share_of(config: ModelConfig, groups: ProcessGroups) -> Sharding:
+    return sharding_of(
+        config,
+        groups.tensor_rank,
+        groups.tensor_size,
+        pipeline_rank=groups.pipeline_rank,
+        pipeline_size=groups.pipeline_size,
+    )
+
+
 def _log_loaded(model: LoadedModel, dtype_because: str, seconds: float) -> None:
-    groups = model.groups
-    place = {"tensor_rank": groups.tensor_rank, "tensor_size": groups.tensor_size}
+    groups, layers = model.groups, model.sharding.stage.layers
+    place: dict[str, object] = {}
+    if groups.tensor is not None:
+        place |= {"tensor_rank": groups.tensor_rank, "tensor_size": groups.tensor_size}
+    if groups.pipeline is not None:
+        place |= {"pipeline_rank": groups.pipeline_rank, "pipeline_size": groups.pipeline_size}
+        place |= {"layers": f"{layers.start} to {layers.stop - 1}"}
     _log.info(
         "model_loaded",
         architecture=model.config.architecture,
@@ -148,7 +164,7 @@ def _log_loaded(model: LoadedModel, dtype_because: str, seconds: float) -> None:
         weight_bytes=model.weight_bytes,
         fingerprint=model.fingerprint,
         seconds=round(seconds, 3),
-        **(place if groups.tensor is not None else {}),
+        **place,
     )
 
 
@@ -158,13 +174,12 @@ def _place_of(file: Path) -> tuple[str, int, int]:
     return platform.node(), status.st_dev, status.st_ino
 
 
-def _ranks_beside(places: Sequence[tuple[str, int, int]], rank: int) -> tuple[int, list[int]]:
+def _ranks_beside(places: Sequence[tuple[str, int, int]], rank: int) -> tuple[list[int], list[int]]:
     """
-    Return the number of ranks on the host of a rank, and the ranks that read the same files, both
-    with itself.
+    Return the ranks on the host of a rank, and those that read the same files, both with itself.
     """
-    num_beside = [host for host, *_ in places].count(places[rank][0])
-    return num_beside, [one for one, place in enumerate(places) if place == places[rank]]
+    beside = [one for one, place in enumerate(places) if place[0] == places[rank][0]]
+    return beside, [one for one in beside if places[one] == places[rank]]
 
 
 def open_checkpoint(
@@ -190,24 +205,20 @@ def check_weights_fit(
     needed: int,
     dtype: torch.dtype,
     device: torch.device,
-    *,
-    num_processes: int = 1,
 ) -> None:
     """
     Refuse weights that need more bytes than are free.
 
     Args:
         model_dir: Directory of the model, for the message.
-        needed: Bytes that one process needs.
+        needed: Bytes that all processes need that load on this device.
         dtype: Type of the weights.
         device: Where they are to lie; each process has a GPU of its own.
-        num_processes: Processes that load as much on this host.
 
     Raises:
         OutOfMemory: The weights do not fit; says what would help.
     """
     free = available_bytes(device)
-    needed *= num_processes if device.type == "cpu" else 1
     if free is None or needed <= free:
         return
     advice = "use a smaller model or a device with more memory"

@@ -25,16 +25,18 @@ def pack_weights(held: list[DecoderWeights]) -> DecoderWeights:
 
     Returns:
         The same weights with a `PackedWeight` for each matrix of a product; the embedding stays as
-        it is unless it is the output projection too.
+        it is unless it is the output projection too, and so does an output projection without
+        rows, which another stage has.
     """
     weights = held.pop()
     layers, others = list(weights.layers), replace(weights, layers=())
     del weights
-    memory = _Memory([*(matrix for layer in layers for matrix in _matrices(layer)), others.lm_head])
+    heads = [others.lm_head] if len(others.lm_head) else []
+    memory = _Memory([*(matrix for layer in layers for matrix in _matrices(layer)), *heads])
     for index in range(len(layers)):
         packed = map(memory.pack, _matrices(layers[index]))
         layers[index] = replace(layers[index], **dict(zip(MATRICES, packed, strict=True)))
-    head = memory.pack(others.lm_head)
+    head = memory.pack(others.lm_head) if heads else others.lm_head
     is_tied = others.lm_head is others.embedding
     return replace(
         others,

@@ -16,28 +16,40 @@ def sizes_of(config: ModelConfig) -> ModelSizes:
         head_dim=config.head_dim,
         intermediate_size=config.intermediate_size,
         vocab_size=config.vocab_size,
+        num_layers=config.num_layers,
     )
 
 
-def sharding_of(config: ModelConfig, rank: int = 0, size: int = 1) -> Sharding:
+def sharding_of(
+    config: ModelConfig,
+    rank: int = 0,
+    size: int = 1,
+    *,
+    pipeline_rank: int = 0,
+    pipeline_size: int = 1,
+) -> Sharding:
     """
-    Return the share of one rank.
+    Return the share of one rank; arguments are those of `shard`.
 
     Raises:
         InvalidConfig: So many ranks cannot hold the model.
     """
-    return shard(sizes_of(config), rank, size)
+    return shard(
+        sizes_of(config), rank, size, pipeline_rank=pipeline_rank, pipeline_size=pipeline_size
+    )
 
 
 def rank_config(config: ModelConfig, sharding: Sharding) -> ModelConfig:
     """
-    Return the geometry of one rank: its heads and its part of the MLP, as if they were a model. The
-    vocabulary stays whole, because every rank samples from all of it.
+    Return the geometry of one rank: its layers, its heads and its part of the MLP, as if they were
+    a model. The vocabulary stays whole, because every rank samples from all of it.
     """
-    own = sharding.own
+    own, layers = sharding.own, sharding.stage.layers
     return replace(
         config,
         num_heads=own.num_heads,
         num_kv_heads=own.num_kv_heads,
         intermediate_size=own.intermediate_size,
+        num_layers=own.num_layers,
+        windows=config.windows[layers.start : layers.stop],
     )

@@ -15,7 +15,7 @@ from executor_svc.model.config import ModelConfig
 from executor_svc.model.embeddings import EMBEDDING, OUTPUT
 from executor_svc.model.files.checkpoint import Checkpoint, StoredTensor, read_pieces
 from executor_svc.model.files.json_fields import shown
-from executor_svc.model.shares import sharding_of, sizes_of
+from executor_svc.model.shares import sharding_of
 from executor_svc.parallel.sharding import ModelSizes, Sharding
 from kernels.layer_stack import LayerWeights
 from tandem.errors import InvalidModel
@@ -23,7 +23,10 @@ from tandem.errors import InvalidModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderWeights:
-    """All weights; `lm_head` is the same tensor as `embedding` where they are tied."""
+    """
+    All weights, or those of one stage's layers; `lm_head` is the same tensor as `embedding` where
+    they are tied. Where other stages have embedding, norm or `lm_head`, these have no rows.
+    """
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -60,7 +63,7 @@ def check_tensors(config: ModelConfig, checkpoint: Checkpoint) -> None:
         InvalidModel: A tensor is missing, unknown or of another shape.
     """
     nowhere = allocate_weights(config, torch.float32, torch.device("meta"))
-    targets = _targets(config, checkpoint, nowhere, sizes_of(config))
+    targets = _targets(config, checkpoint, nowhere, sharding_of(config))
     _check_names(config, checkpoint, targets)
     for name, target in targets.items():
         _check_shape(checkpoint.tensors[name], target)
@@ -78,7 +81,7 @@ def load_weights(
 ) -> DecoderWeights:
     """
     Allocate the weights and fill them, converting to `dtype` on the way. Of a tensor that is
-    divided among ranks only this rank's slice is read.
+    divided among ranks only this rank's slice is read, and of layers only those of its stage.
 
     Args:
         config: The model.
@@ -92,7 +95,7 @@ def load_weights(
     """
     share = sharding or sharding_of(config)
     weights = allocate_weights(config, dtype, device, sharding=share)
-    targets = _targets(config, checkpoint, weights, share.own)
+    targets = _targets(config, checkpoint, weights, share)
     for table in (weights.embedding, weights.lm_head):
         table[len(share.vocabulary) :].zero_()
     wanted = [checkpoint.tensors[name] for name in targets]
@@ -126,7 +129,8 @@ def allocate_weights(
     sharding: Sharding | None = None,
 ) -> DecoderWeights:
     """Allocate weights, or one rank's share of them, with undefined contents."""
-    own = sizes_of(config) if sharding is None else sharding.own
+    share = sharding or sharding_of(config)
+    own, stage = share.own, share.stage
     hidden, inner = config.hidden_size, own.intermediate_size
     query_size = own.num_heads * own.head_dim
     qkv_size = query_size + 2 * own.num_kv_heads * own.head_dim
@@ -151,14 +155,15 @@ def allocate_weights(
             down=new(hidden, inner),
             down_bias=bias(config.mlp_bias, hidden),
         )
-        for _ in range(config.num_layers)
+        for _ in stage.layers
     )
-    embedding = new(own.vocab_size, hidden)
+    embedding = new(own.vocab_size if stage.is_first else 0, hidden)
+    shares_table = config.tied_embeddings and stage.is_first and stage.is_last
     return DecoderWeights(
         embedding=embedding,
         layers=layers,
-        norm=new(hidden),
-        lm_head=embedding if config.tied_embeddings else new(own.vocab_size, hidden),
+        norm=new(hidden if stage.is_last else 0),
+        lm_head=embedding if shares_table else new(own.vocab_size if stage.is_last else 0, hidden),
     )
 
 
@@ -176,22 +181,24 @@ def distinct_tensors(weights: DecoderWeights) -> Iterator[Tensor]:
 
 
 def _targets(
-    config: ModelConfig, checkpoint: Checkpoint, weights: DecoderWeights, own: ModelSizes
+    config: ModelConfig, checkpoint: Checkpoint, weights: DecoderWeights, share: Sharding
 ) -> dict[str, _Target]:
     """
-    Return the names of all tensors that the model needs, and the destination of each in weights of
-    these sizes.
+    Return the names of all tensors that a share of the model needs, and the destination of each in
+    its weights.
     """
-    targets = {"model.norm.weight": _Target(weights.norm)}
-    if config.tied_embeddings and EMBEDDING not in checkpoint.tensors:
-        targets[OUTPUT] = _Target(weights.embedding)  # the file names the tied tensor so
-    else:
-        targets[EMBEDDING] = _Target(weights.embedding)
-    if not config.tied_embeddings:
-        targets[OUTPUT] = _Target(weights.lm_head)
-    for index, layer in enumerate(weights.layers):
+    stage, is_tied = share.stage, config.tied_embeddings
+    # The file may name the tied tensor by either.
+    embedding = OUTPUT if is_tied and EMBEDDING not in checkpoint.tensors else EMBEDDING
+    targets = {}
+    if stage.is_last:
+        targets["model.norm.weight"] = _Target(weights.norm)
+        targets[embedding if is_tied else OUTPUT] = _Target(weights.lm_head)
+    if stage.is_first:
+        targets[embedding] = _Target(weights.embedding)
+    for index, layer in zip(stage.layers, weights.layers, strict=True):
         prefix = f"model.layers.{index}."
-        for name, target in _layer_targets(own, layer):
+        for name, target in _layer_targets(share.own, layer):
             targets[prefix + name] = target
     return targets
 

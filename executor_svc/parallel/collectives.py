@@ -1,5 +1,5 @@
 """
-Computation that the ranks of a model do together.
+Computation that the ranks of a model's stage do together, and what all its ranks exchange.
 
 All ranks call the same functions in the same order with tensors of one shape; every function gives
 all of them the same bits. That of a sum relies on its algorithm: each element is added up on one
@@ -61,6 +61,19 @@ class TensorCollectives:
             place.copy_(part[:, : place.shape[1]])
         return joined
 
+    def _gathered(self, own: Tensor) -> list[Tensor]:
+        parts = [torch.empty_like(own) for _ in range(self._size)]
+        distributed.all_gather(parts, own, group=self._group)
+        return parts
+
+
+class AllRanks:
+    """All ranks of a model, of all its stages, for what they tell each other at the start."""
+
+    def __init__(self, groups: ProcessGroups) -> None:
+        self._group = groups.world
+        self._size = groups.size
+
     def all_of(self, value: _Value) -> list[_Value]:
         """
         Wait for all ranks and return their values, in the order of ranks; they are small, and
@@ -71,11 +84,6 @@ class TensorCollectives:
         values: list[_Value | None] = [None] * self._size
         distributed.all_gather_object(values, value, group=self._group)
         return cast("list[_Value]", values)
-
-    def _gathered(self, own: Tensor) -> list[Tensor]:
-        parts = [torch.empty_like(own) for _ in range(self._size)]
-        distributed.all_gather(parts, own, group=self._group)
-        return parts
 
 
 def _tree_sum(parts: list[Tensor]) -> Tensor:

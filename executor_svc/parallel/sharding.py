@@ -1,11 +1,13 @@
 """
 The share of a model that each of its ranks holds, from sizes alone.
 
-Query heads, the MLP's width and the vocabulary are cut into as many equal parts as there are ranks.
-Projections into heads and into the MLP keep some of their rows (column-parallel), those out of them
-the matching columns (row-parallel), so that each half of a layer needs one sum over the ranks.
-Embedding and output projection keep some rows of the vocabulary, the last rank with rows of padding
-if it does not divide. Norms, and the biases that are added after a sum, are whole on every rank.
+A model of several stages has its layers divided among them; the ranks of a stage divide each of
+these layers. Query heads, the MLP's width and the vocabulary are cut into as many equal parts as
+there are ranks in a stage. Projections into heads and into the MLP keep some of their rows
+(column-parallel), those out of them the matching columns (row-parallel), so that each half of a
+layer needs one sum over the ranks. Embedding and output projection, on the first and the last
+stage, keep some rows of the vocabulary, the last rank with rows of padding if it does not divide.
+Norms, and the biases that are added after a sum, are whole on every rank.
 
 Source: Megatron-LM (arXiv:1909.08053), section 3.
 """
@@ -17,6 +19,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 
+from executor_svc.parallel.stages import Stage, stage_of
 from tandem.errors import InvalidConfig
 
 
@@ -64,9 +67,10 @@ class ModelSizes:
     head_dim: int
     intermediate_size: int
     vocab_size: int
+    num_layers: int
 
     def can_divide(self, size: int) -> bool:
-        """Tell whether so many ranks can hold the model."""
+        """Tell whether so many ranks can hold a stage's layers."""
         kv_heads = self.num_kv_heads
         return (
             self.num_heads % size == 0
@@ -75,17 +79,21 @@ class ModelSizes:
         )
 
     def legal_sizes(self) -> list[int]:
-        """Return the numbers of ranks that can hold the model, in ascending order."""
+        """Return the numbers of ranks that can hold a stage's layers, in ascending order."""
         return [size for size in range(1, self.num_heads + 1) if self.can_divide(size)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """The share of rank `rank` of `size`; made by `shard`, which checks the sizes."""
+    """
+    The share of rank `rank` of the `size` ranks of a stage; made by `shard`, which checks the
+    sizes.
+    """
 
     whole: ModelSizes
     rank: int
     size: int
+    stage: Stage
 
     @property
     def own(self) -> ModelSizes:
@@ -99,6 +107,7 @@ class Sharding:
             num_kv_heads=max(1, self.whole.num_kv_heads // self.size),
             intermediate_size=self.whole.intermediate_size // self.size,
             vocab_size=-(-self.whole.vocab_size // self.size),
+            num_layers=len(self.stage.layers),
         )
 
     @property
@@ -137,9 +146,18 @@ class Sharding:
                 return start, min(start + own.vocab_size, end)
 
 
-def shard(sizes: ModelSizes, rank: int, size: int) -> Sharding:
+def shard(
+    sizes: ModelSizes, rank: int, size: int, *, pipeline_rank: int = 0, pipeline_size: int = 1
+) -> Sharding:
     """
     Return the share of one rank.
+
+    Args:
+        sizes: The model.
+        rank: Place of the rank among those of its stage.
+        size: Number of ranks of each stage.
+        pipeline_rank: Its stage.
+        pipeline_size: Number of stages.
 
     Raises:
         InvalidConfig: So many ranks cannot hold the model; names the numbers that can.
@@ -152,4 +170,5 @@ def shard(sizes: ModelSizes, rank: int, size: int) -> Sharding:
             f"{sizes.num_kv_heads} key heads and an MLP of width {sizes.intermediate_size}, which "
             f"are divided among the ranks: its legal {legal}"
         )
-    return Sharding(whole=sizes, rank=rank, size=size)
+    stage = stage_of(sizes.num_layers, pipeline_rank, pipeline_size)
+    return Sharding(whole=sizes, rank=rank, size=size, stage=stage)

@@ -14,7 +14,6 @@ from executor_svc.ranks.channel import Channel, ChannelClosed, Frame, Kind
 from executor_svc.ranks.failures import encoded_failure
 from executor_svc.ranks.watch import Watch, end_process
 from executor_svc.server.loaded import Engine
-from executor_svc.server.result_thread import DEPTH
 from executor_svc.server.runner_thread import launch
 from tandem.errors import InternalError, SessionLost, TandemError
 from tandem.link.batch import Batch
@@ -119,7 +118,7 @@ class Follower:
             self._lost = error
             self._await_agreement(error)
             return
-        while len(self._launched) >= DEPTH:
+        while len(self._launched) >= engine.depth:
             self._launched.popleft()()
         if not isinstance(step.command, Batch):
             self._drain()

@@ -12,6 +12,8 @@ from datetime import timedelta
 from torch import distributed
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # no public name is typed
 
+from executor_svc.parallel.agreement import check_agreement
+from executor_svc.parallel.collectives import AllRanks
 from executor_svc.parallel.process_groups import ProcessGroups
 from executor_svc.ranks.channel import (
     HEADER_BYTES,
@@ -124,7 +126,12 @@ def connect_channel(place: RankPlace, store: Store) -> Channel:
 
 
 def join_groups(place: RankPlace, store: Store, device: str) -> ProcessGroups:
-    """Make the process groups of this model, which all ranks do together."""
+    """
+    Make the process groups of this model, which all ranks do together.
+
+    Raises:
+        InvalidConfig: The ranks are set to different numbers of stages.
+    """
     if place.parent is not None or place.starts_others:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nothing leaves this machine
     distributed.init_process_group(
@@ -137,7 +144,12 @@ def join_groups(place: RankPlace, store: Store, device: str) -> ProcessGroups:
     group = distributed.group.WORLD
     if group is None:
         raise InternalError("PyTorch made no group of the ranks")
-    return ProcessGroups.of_tensor(group)
+    groups = ProcessGroups.of_tensor(group)
+    check_agreement(AllRanks(groups).all_of({"pp_size": str(place.pp_size)}))
+    if place.pp_size == 1:
+        return groups
+    timeout = timedelta(seconds=COLLECTIVE_S)
+    return ProcessGroups.of_stages(place.tp_size, place.pp_size, timeout)
 
 
 def _rank_of(connection: socket.socket, token: bytes) -> int | None:

@@ -24,6 +24,7 @@ class RankPlace:
     Attributes:
         rank: Its rank; rank 0 serves.
         size: Number of ranks.
+        pp_size: Number of stages that they make up, of as many ranks each.
         local_rank: Its number among the ranks of this machine, which is that of its GPU.
         host: Host of rank 0.
         port: Port where ranks meet; 0 where rank 0 takes a free one.
@@ -38,38 +39,56 @@ class RankPlace:
     local_rank: int
     host: str
     port: int
+    pp_size: int = 1
     parent: int | None = None
     starts_others: bool = False
     has_store: bool = False
     attempt: str = "0"
 
+    @property
+    def tp_size(self) -> int:
+        """Number of ranks of each stage."""
+        return self.size // self.pp_size
 
-def place_of(size: int, environ: Mapping[str, str]) -> RankPlace:
+
+def place_of(tp_size: int, environ: Mapping[str, str], *, pp_size: int = 1) -> RankPlace:
     """
     Return the place that a launcher gives this process, or that of a rank 0 without one.
 
     Args:
-        size: Number of ranks as set.
+        tp_size: Number of ranks of each stage as set.
         environ: The environment: variables of torchrun, or of a Kubernetes LeaderWorkerSet.
+        pp_size: Number of stages as set.
 
     Raises:
         InvalidConfig: A variable is malformed, or they speak of another number of ranks.
     """
+    alone = RankPlace(
+        rank=0,
+        size=tp_size * pp_size,
+        pp_size=pp_size,
+        local_rank=0,
+        host=LOOPBACK,
+        port=0,
+        starts_others=True,
+    )
     for names in (_TORCHRUN, _LEADER_WORKER_SET):
         if all(environ.get(name) for name in names):
-            return _launched(size, environ, *names)
-    return RankPlace(rank=0, size=size, local_rank=0, host=LOOPBACK, port=0, starts_others=True)
+            return _launched(alone, environ, *names)
+    return alone
 
 
 def _launched(
-    size: int, environ: Mapping[str, str], rank_name: str, size_name: str, host_name: str
+    alone: RankPlace, environ: Mapping[str, str], rank_name: str, size_name: str, host_name: str
 ) -> RankPlace:
+    size, pp_size = alone.size, alone.pp_size
     rank = _number(environ, rank_name)
     launched = _number(environ, size_name)
     if launched != size:
+        product = "" if pp_size == 1 else f" and pp_size {pp_size}, together {size}"
         raise InvalidConfig(
-            f"tp_size is {size}, but the launcher of this process speaks of {launched} ranks "
-            f"({size_name}): set both to the same number"
+            f"tp_size is {alone.tp_size}{product}, but the launcher of this process speaks of "
+            f"{launched} ranks ({size_name}): set both to the same number"
         )
     if rank >= size:
         raise InvalidConfig(f"{rank_name} must be below {size_name}, {size}, got {rank}")
@@ -77,6 +96,7 @@ def _launched(
     return RankPlace(
         rank=rank,
         size=size,
+        pp_size=pp_size,
         local_rank=_number(environ, "LOCAL_RANK", rank if rank_name == "RANK" else 0),
         host=environ[host_name],
         port=_number(environ, "MASTER_PORT", DEFAULT_PORT),

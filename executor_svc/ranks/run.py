@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
@@ -86,7 +87,7 @@ class Leader:
         if not place.starts_others:
             _log.warning("ranks_unprotected", what=_UNPROTECTED)
         device = device_of(place, self._settings.device)
-        sharding_of(read_model_config(self._settings.model), size=place.size)
+        _check_sizes(self._settings.model, place)
         store = open_store(place, self._children)
         channels = accept_channels(place, store, self._check_children)
         self._ranks = ranks = FollowingRanks(channels, on_fatal)
@@ -117,7 +118,7 @@ def follow(place: RankPlace, settings: ExecutorSettings, load: Load) -> int:
     if parent is None:
         _end_after_rank_0(settings.stop_grace_s)
         # Rank 0 refuses such a size too, and never opens the store.
-        sharding_of(read_model_config(settings.model), size=place.size)
+        _check_sizes(settings.model, place)
     store = open_store(place, None)
 
     def on_silent(error: TandemError) -> None:
@@ -134,6 +135,11 @@ def follow(place: RankPlace, settings: ExecutorSettings, load: Load) -> int:
     follower.start()
     follower.run(loaded)
     return EXIT_DONE
+
+
+def _check_sizes(model: Path, place: RankPlace) -> None:
+    """Raise InvalidConfig if so many ranks cannot hold the model."""
+    sharding_of(read_model_config(model), size=place.tp_size, pipeline_size=place.pp_size)
 
 
 def _end_after_rank_0(grace_s: float) -> None:
@@ -163,7 +169,7 @@ def device_of(place: RankPlace, device: str) -> str:
     first, num_gpus = resolve_device(device).index or 0, torch.cuda.device_count()
     if place.starts_others and num_gpus < first + place.size:
         raise InvalidConfig(
-            f"tp_size {place.size} takes a GPU for each rank, from cuda:{first} on, but there are "
-            f"{num_gpus} CUDA devices: lower tp_size or use --device cpu"
+            f"each of the {place.size} ranks takes a GPU, from cuda:{first} on, but there are "
+            f"{num_gpus} CUDA devices: lower tp_size or pp_size, or use --device cpu"
         )
     return f"cuda:{first + place.local_rank}"

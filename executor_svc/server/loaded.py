@@ -21,6 +21,9 @@ MAX_INFLIGHT_STEPS = 16
 
 HEARTBEAT_INTERVAL_S = 0.2
 
+DEPTH = 2
+"""Most steps launched and not yet completed: one that runs, one that follows."""
+
 
 class StepRunner(Protocol):
     """A runner of steps: `ModelRunner`, or one without a model. One thread owns it."""
@@ -105,6 +108,8 @@ class Engine:
         is_sticky: Tells whether an error means that the device is lost for this process.
         recorder: Makes a recorder of the runner's steps; None if they cannot be recorded.
         followers: The other ranks of the model.
+        depth: Most steps launched and not yet completed: one that runs on each stage of the model,
+            one that follows.
         checksum: Returns a checksum of what the device has of live slots; equal on all ranks.
     """
 
@@ -115,4 +120,5 @@ class Engine:
     is_sticky: Callable[[Exception], bool] = lambda _: False
     recorder: Callable[[ProfileOptions], Recorder] | None = None
     followers: Followers = ALONE
+    depth: int = DEPTH
     checksum: Callable[[], int] = lambda: 0

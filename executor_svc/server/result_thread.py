@@ -7,14 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 
+from executor_svc.server.loaded import DEPTH
 from executor_svc.server.progress import Progress
 from executor_svc.server.step_link import QueuedStep, StepLink
 from tandem.link.codec.wire import encode_response
 from tandem.link.commands import Step
 from tandem.link.results import StepResult, StepTimings
-
-DEPTH = 2
-"""Most steps launched and not yet completed: one that runs, one that follows."""
 
 _Collect = Callable[[], StepResult]
 
@@ -31,6 +29,7 @@ class ResultThread(threading.Thread):
         link: StepLink,
         progress: Progress,
         *,
+        depth: int = DEPTH,
         fail: Callable[[Step, Exception], None],
         on_broken: Callable[[Exception], None],
     ) -> None:
@@ -38,19 +37,21 @@ class ResultThread(threading.Thread):
         Args:
             link: Receives the results.
             progress: Learns how long steps take.
+            depth: Most steps launched and not yet completed.
             fail: Called on this thread for a step if its result could not be collected.
             on_broken: Called on this thread when any other error ends it.
         """
         super().__init__(name="results", daemon=True)
         self._link = link
         self._progress = progress
+        self._depth = depth
         self._fail = fail
         self._on_broken = on_broken
         self._launched: queue.SimpleQueue[tuple[QueuedStep, _Collect] | None] = queue.SimpleQueue()
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         """Room for launches, one entry for each step that may be launched."""
         self._failed_epoch = 0
-        for _ in range(DEPTH):
+        for _ in range(depth):
             self._room.put(None)
 
     def make_room(self, session_epoch: int) -> bool:
@@ -73,9 +74,9 @@ class ResultThread(threading.Thread):
 
     def drain(self, *, held: int = 0) -> None:
         """Wait until all launched steps are completed; the caller holds `held` entries of room."""
-        for _ in range(DEPTH - held):
+        for _ in range(self._depth - held):
             self._room.get()
-        for _ in range(DEPTH):
+        for _ in range(self._depth):
             self._room.put(None)
 
     def end(self) -> None:
@@ -94,7 +95,7 @@ class ResultThread(threading.Thread):
         except Exception as error:  # noqa: BLE001  # outermost frame of the thread: the process ends
             self._on_broken(error)
         finally:
-            for _ in range(2 * DEPTH):  # the runner must not wait for a thread that has ended
+            for _ in range(2 * self._depth):  # the runner must not wait for a thread that has ended
                 self._room.put(None)
 
     def _complete(self, job: QueuedStep, collect: _Collect) -> None:

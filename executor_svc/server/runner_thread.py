@@ -72,7 +72,7 @@ class RunnerThread(threading.Thread):
             self._checksum = engine.checksum
             self._followers.on_failure(self._follower_failed)
             self._on_ready(engine)
-            self._work(engine.runner)
+            self._work(engine)
         except Exception as error:  # noqa: BLE001  # outermost frame of the thread: the process ends
             self._broken(error)
 
@@ -82,8 +82,15 @@ class RunnerThread(threading.Thread):
             error = InternalError(f"the runner thread broke: {_in_words(error)}")
         self._on_fatal(error)
 
-    def _work(self, runner: StepRunner) -> None:
-        results = ResultThread(self._link, self._progress, fail=self._fail, on_broken=self._broken)
+    def _work(self, engine: Engine) -> None:
+        runner = engine.runner
+        results = ResultThread(
+            self._link,
+            self._progress,
+            depth=engine.depth,
+            fail=self._fail,
+            on_broken=self._broken,
+        )
         results.start()
         try:
             while (job := self._link.next_job()) is not None:

@@ -1,4 +1,4 @@
-"""Input tensors of one step, made from a delta batch and the slot state after it."""
+"""Checks of a delta batch, and a step's input tensors, made from it and the slot state after it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from executor_svc.device.upload import upload
 from executor_svc.model.decoder import DecoderInputs
 from executor_svc.slots.tokens import SlotTokens
 from kernels.paged_attention import AttentionShape, PagedSequences, plan_paged_attention
+from tandem.errors import SessionLost
 from tandem.link.batch import ROW_SAMPLES, Batch, Int32Column
 from tandem.link.slots.slot_state import SlotState
 
@@ -47,7 +48,7 @@ def sampling_rows(batch: Batch) -> SamplingRows:
 def decoder_inputs(
     batch: Batch,
     slots: SlotState,
-    tokens: SlotTokens,
+    tokens: SlotTokens | None,
     shape: AttentionShape,
     windows: Collection[int | None],
 ) -> DecoderInputs:
@@ -57,7 +58,8 @@ def decoder_inputs(
     Args:
         batch: The batch, already applied to `slots` and `tokens`.
         slots: Slot state with the block tables.
-        tokens: Input tokens, those sampled in earlier steps included.
+        tokens: Input tokens, those sampled in earlier steps included; None on stages that get
+            hidden states instead.
         shape: Shape that attention is planned for.
         windows: Every sliding window of the model, None for full attention.
     """
@@ -70,7 +72,7 @@ def decoder_inputs(
     kv_position = block * shape.block_size + position % shape.block_size
     sequences = PagedSequences(query_len=query_len, seq_len=seq_len, block_table=block_table)
     return DecoderInputs(
-        token_id=tokens.gather(batch.row_slot[row], position),
+        token_id=None if tokens is None else tokens.gather(batch.row_slot[row], position),
         position=upload(position, shape.device),
         kv_position=upload(kv_position, shape.device),
         attention={
@@ -89,3 +91,26 @@ def token_rows(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     row = np.repeat(row, batch.row_num_tokens)
     first_token = np.cumsum(batch.row_num_tokens) - batch.row_num_tokens
     return row, start[row] + np.arange(num_tokens) - first_token[row]
+
+
+def needs_kv(batch: Batch) -> bool:
+    """Tell whether a batch reads or writes KV memory."""
+    columns = (batch.row_slot, batch.copy_source, batch.swap_out_block, batch.swap_in_host)
+    return any(map(len, columns))
+
+
+def check_lengths(batch: Batch, max_model_len: int) -> None:
+    """
+    Check max_model_len: a slot's blocks may have room past it, its token history has not.
+
+    Raises:
+        SessionLost: The batch takes a slot past it.
+    """
+    ends = batch.row_start + batch.row_num_tokens
+    longest = max((len(admission.token_ids) for admission in batch.admits), default=0)
+    if len(ends):
+        longest = max(longest, int(ends.max()))
+    if longest > max_model_len:
+        raise SessionLost(
+            f"the batch takes a slot to {longest} tokens, max_model_len is {max_model_len}"
+        )

@@ -85,11 +85,20 @@ def _run_heaviest_steps(
         boot_id="profile",
         batch_invariant=batch_invariant,
         kv_knob="gpu_memory_utilization",
-        static_rows=limits.max_batch_size if model.device.type == "cuda" else 0,
+        static_rows=static_rows(model, limits),
     )
     runner.execute(_prefill(prompts, limits.block_size), 0)
     runner.reset()
     runner.execute(_decode(limits), 0)
+
+
+def static_rows(model: LoadedModel, limits: EngineConfig) -> int:
+    """
+    Return the most rows of static decode steps: none on a CPU, and none of a model of several
+    stages, because a static step computes from tokens to tokens.
+    """
+    is_whole = model.groups.pipeline is None
+    return limits.max_batch_size if model.device.type == "cuda" and is_whole else 0
 
 
 def _scratch_blocks(limits: EngineConfig, prompts: list[int]) -> int:

@@ -35,7 +35,7 @@ class PendingStep:
         started: Time at which the device began the step.
         forwarded: Time at which it had computed hidden states or logits, or, if the same launch
             also draws, the tokens.
-        ended: Time at which it had the tokens.
+        ended: Time at which it had the tokens; those of another stage may be on their way.
     """
 
     boot_id: str
@@ -94,12 +94,14 @@ class Launched:
         forwarded: As in `PendingStep`.
         graph: As in `StepResult`.
         scores: Scores of prompt tokens, if a row asked for any.
+        queue: The queue that fetches them, if it is not the device's own.
     """
 
     fetch: Callable[[DeviceQueue], Callable[[], Sampled]]
     forwarded: Mark
     graph: int = 0
     scores: PromptScores | None = None
+    queue: DeviceQueue | None = None
 
     def fetch_scores(self, queue: DeviceQueue) -> Callable[[], PromptScores] | None:
         """Begin to copy the scores to the host; return a function that waits, None without any."""

@@ -23,7 +23,13 @@ from executor_svc.model.marked_parts import Mark, mark_parts, unmark_parts
 from executor_svc.slots.checksum import token_checksum
 from executor_svc.slots.sampling import SlotSampling
 from executor_svc.slots.tokens import SlotTokens
-from executor_svc.step.batch_inputs import SamplingRows, decoder_inputs, sampling_rows
+from executor_svc.step.batch_inputs import (
+    SamplingRows,
+    check_lengths,
+    decoder_inputs,
+    needs_kv,
+    sampling_rows,
+)
 from executor_svc.step.build_graphs import StepParts, static_steps
 from executor_svc.step.decode_graphs import DecodeGraphs
 from executor_svc.step.graphs.plan import GraphPlan
@@ -31,6 +37,7 @@ from executor_svc.step.mixed_graphs import MixedGraphs
 from executor_svc.step.outcome import StepOutcome
 from executor_svc.step.pending_step import Launched, PendingStep, fetch_sampled, nothing_sampled
 from executor_svc.step.prompt_scores import ScoredTokens, score, scored_tokens
+from executor_svc.step.stage_results import stage_results
 from executor_svc.step.warm_up import warm_up_batches
 from kernels.paged_attention import AttentionShape
 from kernels.sampling import Sampled, sample
@@ -76,7 +83,7 @@ class ModelRunner:
         """
         Args:
             model: Weights and description. Where ranks share the model, the runners of all ranks
-                get the same batches, and compute them together.
+                get the same batches, and compute them together; see `StageResults` for stages.
             kv: KV memory of the geometry of the model, or of this rank.
             num_slots: Number of sequences that can be held.
             max_model_len: Most tokens of one sequence.
@@ -116,6 +123,7 @@ class ModelRunner:
         self._queue = queue or _queue_of(model.device, clock_ns)
         steps = static_steps(self._step_parts(), static_rows, graph_plan)
         self._static, self._graphs, self._mixed = steps
+        self._results = stage_results(self._step_parts())
 
     @property
     def state_hash(self) -> int:
@@ -200,8 +208,9 @@ class ModelRunner:
                 launched = self._mixed.launch(shape, batch, rows, self._slots, self._queue)
             else:
                 launched = self._compute(batch, rows, scored)
-            ended = self._queue.mark()
-            collect, scores = launched.fetch(self._queue), launched.fetch_scores(self._queue)
+            queue = launched.queue or self._queue  # another one while they arrive
+            ended = queue.mark()
+            collect, scores = launched.fetch(queue), launched.fetch_scores(queue)
         ends = batch.row_start + batch.row_num_tokens
         bad_input = batch.row_slot[self._tokens.has_bad_input(batch.row_slot, ends)]
         return PendingStep(
@@ -278,9 +287,9 @@ class ModelRunner:
         self._decoder.unmark_parts()
 
     def _apply(self, batch: Batch) -> None:
-        if self._kv.is_suspended and _needs_kv(batch):
+        if self._kv.is_suspended and needs_kv(batch):
             raise SessionLost("a batch needs KV memory while it is suspended: resume first")
-        self._check_lengths(batch)
+        check_lengths(batch, self._max_model_len)
         self._slots.apply(batch)
         if len(batch.swap_out_block):
             self._kv.swap_out(batch.swap_out_block, batch.swap_out_host)
@@ -297,23 +306,12 @@ class ModelRunner:
             if self._static is not None:
                 self._static.admit(admission)
 
-    def _check_lengths(self, batch: Batch) -> None:
-        """Check max_model_len: a slot's blocks may have room past it, its token history has not."""
-        ends = batch.row_start + batch.row_num_tokens
-        longest = max((len(admission.token_ids) for admission in batch.admits), default=0)
-        if len(ends):
-            longest = max(longest, int(ends.max()))
-        if longest > self._max_model_len:
-            raise SessionLost(
-                f"the batch takes a slot to {longest} tokens, max_model_len is "
-                f"{self._max_model_len}"
-            )
-
     def _forward(self, batch: Batch) -> Tensor:
         if len(batch.row_slot) == 0:
             hidden_size = self._model.config.hidden_size
             return torch.empty((0, hidden_size), dtype=self._model.dtype, device=self._model.device)
-        inputs = decoder_inputs(batch, self._slots, self._tokens, self._shape, self._windows)
+        tokens = self._tokens if self._results is None or self._results.is_first else None
+        inputs = decoder_inputs(batch, self._slots, tokens, self._shape, self._windows)
         return self._decoder.forward(inputs, self._kv.layers)
 
     def _compute(
@@ -322,6 +320,10 @@ class ModelRunner:
         """Compute a step of any rows eagerly; its inputs are sent with it."""
         hidden = self._forward(batch)
         forwarded = self._queue.mark()
+        if self._results is not None and not self._results.is_last:
+            return self._results.receive(
+                rows, scored, forwarded, self._queue, num_tokens=len(hidden)
+            )
         scores = None
         if scored is not None:
             project, vocab_size = self._decoder.project, self._decoder.vocab_size
@@ -329,6 +331,8 @@ class ModelRunner:
         sampled = self._sample(hidden, rows)
         if len(rows.slot):
             self._tokens.write(rows.slot, rows.position, sampled.token)
+        if self._results is not None:
+            self._results.send(sampled, scores, num_tokens=len(hidden))
         fetch = partial(fetch_sampled, sampled)
         return Launched(fetch=fetch, forwarded=forwarded, scores=scores)
 
@@ -390,8 +394,3 @@ class ModelRunner:
 
 def _queue_of(device: torch.device, clock_ns: Callable[[], int]) -> DeviceQueue:
     return CudaQueue(device, RING_LINES) if device.type == "cuda" else HostQueue(clock_ns)
-
-
-def _needs_kv(batch: Batch) -> bool:
-    columns = (batch.row_slot, batch.copy_source, batch.swap_out_block, batch.swap_in_host)
-    return any(map(len, columns))

@@ -49,7 +49,12 @@ class TestAliases:
             "block_size_tokens": "block_size",
             "max_sequence_length": "max_model_len",
         }
-        ranks = {"tensor_parallel_size": "tp_size", "tensor_model_parallel_size": "tp_size"}
+        ranks = {
+            "tensor_parallel_size": "tp_size",
+            "tensor_model_parallel_size": "tp_size",
+            "pipeline_parallel_size": "pp_size",
+            "pipeline_model_parallel_size": "pp_size",
+        }
         assert expected | ranks == EXECUTOR.aliases
         assert expected.items() <= SCHEDULER.aliases.items()
 

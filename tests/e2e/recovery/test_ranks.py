@@ -1,4 +1,4 @@
-"""An executor of two ranks behind a real scheduler."""
+"""An executor of two ranks, of one stage or of two, behind a real scheduler."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ PROMPTS = ["def add(a, b):", "import os", "class Tree:\n    def", "for i in rang
 LIMITS = ["--max-num-blocks=256", "--max-batch-size=8"]
 
 
-@pytest.fixture(scope="module")
-def cluster(bundled_model, tmp_path_factory):
+@pytest.fixture(scope="module", params=["tp-size", "pp-size"])
+def cluster(request, bundled_model, tmp_path_factory):
     """Yield a scheduler whose executor has two ranks."""
-    folder = tmp_path_factory.mktemp("ranks")
-    cluster = Cluster(bundled_model, folder, [*LIMITS, "--tp-size=2"], ["--lease-ms=1000"])
+    folder = tmp_path_factory.mktemp(request.param)
+    flags = [*LIMITS, f"--{request.param}=2"]
+    cluster = Cluster(bundled_model, folder, flags, ["--lease-ms=1000"])
     try:
         cluster.start_executor()
         yield cluster

@@ -16,6 +16,8 @@ from torch import distributed
 from executor_svc.parallel.process_groups import ProcessGroups
 
 MOST_RANKS = 4
+STAGES = [(1, 2), (1, 3), (2, 2)]
+"""Numbers of ranks of a stage and of stages."""
 START_S, ANSWER_S = 120.0, 60.0
 """Times that are long on a busy machine; ranks that take longer wait for each other forever."""
 
@@ -43,9 +45,16 @@ class RankPool:
         Call a function of a module with the groups of each of `size` ranks and more arguments; give
         the answers in the order of ranks.
         """
-        pipes = self._pipes[:size]
+        return self.run_stages((size, 1), function, *args, **named)
+
+    def run_stages(
+        self, sizes: tuple[int, int], function: Callable[..., Any], *args: Any, **named: Any
+    ) -> list[Any]:
+        """As `run`, with so many ranks of each of so many stages, in the order of stages."""
+        tensor_size, num_stages = sizes
+        pipes = self._pipes[: tensor_size * num_stages]
         for pipe in pipes:
-            pipe.send((size, function, args, named))
+            pipe.send((sizes, function, args, named))
         return [_received(pipe, ANSWER_S) for pipe in pipes]
 
     def stop(self) -> None:
@@ -71,15 +80,21 @@ def _serve(rank: int, store: Path, pipe: Connection) -> None:
         world_size=MOST_RANKS,
         timeout=timedelta(seconds=ANSWER_S),
     )
-    groups = {size: distributed.new_group(list(range(size))) for size in (1, 2, 3, MOST_RANKS)}
+    sizes_alone = (1, 2, 3, MOST_RANKS)
+    worlds = {size: distributed.new_group(list(range(size))) for size in sizes_alone}
+    groups = {
+        (size, 1): ProcessGroups.of_tensor(world) for size, world in worlds.items() if rank < size
+    }
+    for sizes in STAGES:
+        groups[sizes] = ProcessGroups.of_stages(*sizes, timedelta(seconds=ANSWER_S))
     pipe.send((None, None))
     while True:
         try:
-            size, function, args, named = pipe.recv()
+            sizes, function, args, named = pipe.recv()
         except EOFError:
             return
         try:
-            answer = function(ProcessGroups.of_tensor(groups[size]), *args, **named), None
+            answer = function(groups[sizes], *args, **named), None
         except Exception:  # noqa: BLE001  # the test reports it
             answer = None, traceback.format_exc()
         pipe.send(answer)

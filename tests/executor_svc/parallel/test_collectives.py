@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from executor_svc.parallel.agreement import check_agreement
-from executor_svc.parallel.collectives import TensorCollectives
+from executor_svc.parallel.collectives import AllRanks, TensorCollectives
 from executor_svc.parallel.process_groups import SINGLE, ProcessGroups
 from tandem.errors import InvalidConfig
 from tests.executor_svc.parallel.rank_pool import RankPool
@@ -33,7 +33,7 @@ def joined(groups: ProcessGroups, num_columns: int, dtype: torch.dtype) -> torch
 
 
 def places(groups: ProcessGroups) -> tuple[int, int, list[object]]:
-    values = TensorCollectives(groups).all_of(groups.tensor_rank or None)
+    values = AllRanks(groups).all_of(groups.tensor_rank or None)
     return groups.tensor_rank, groups.tensor_size, values
 
 

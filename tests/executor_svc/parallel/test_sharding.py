@@ -16,13 +16,30 @@ from executor_svc.model.files.checkpoint import Checkpoint, StoredTensor
 from executor_svc.model.shares import sharding_of
 from executor_svc.model.weights import load_weights
 from executor_svc.parallel.sharding import ModelSizes, TensorSlice, shard
+from executor_svc.parallel.stages import stage_of
 from tandem.errors import InvalidConfig
 from tests.model_zoo import FAMILIES
 
-SIZES = ModelSizes(num_heads=8, num_kv_heads=2, head_dim=16, intermediate_size=96, vocab_size=50)
+SIZES = ModelSizes(
+    num_heads=8, num_kv_heads=2, head_dim=16, intermediate_size=96, vocab_size=50, num_layers=7
+)
+CPU = torch.device("cpu")
 LAYER = "model.layers.3."
 REPLICATED = ("norm.weight", "layernorm.weight", "o_proj.bias", "down_proj.bias")
 """Ends of the names of tensors that every rank has whole."""
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Names of the tensors that were read, with the bytes of each piece."""
+    read_into, found = checkpoint._read_into, []
+
+    def counted(handle: BinaryIO, target: memoryview, tensor: StoredTensor) -> None:
+        found.append((tensor.name, len(target)))
+        read_into(handle, target, tensor)
+
+    monkeypatch.setattr(checkpoint, "_read_into", counted)
+    return found
 
 
 def slice_of(name: str, rank: int, size: int) -> TensorSlice | None:
@@ -121,22 +138,58 @@ class TestSlices:
             assert sorted(list(range(length)) * times) == sorted(found)
 
 
+class TestLayers:
+    @pytest.mark.parametrize(
+        ("num_layers", "num_stages", "expected"),
+        [
+            (4, 2, [range(2), range(2, 4)]),
+            (7, 3, [range(3), range(3, 5), range(5, 7)]),
+            (8, 3, [range(3), range(3, 6), range(6, 8)]),
+            (3, 3, [range(1), range(1, 2), range(2, 3)]),
+        ],
+        ids=["even", "one-more", "two-more", "one-each"],
+    )
+    def test_first_stages_have_the_layers_that_are_left_over(
+        self, num_layers: int, num_stages: int, expected: list[range]
+    ):
+        """
+        Layers are divided in order and as evenly as they can be; the last stage, which samples too,
+        never has more than another.
+        """
+        stages = [stage_of(num_layers, rank, num_stages) for rank in range(num_stages)]
+        assert expected == [stage.layers for stage in stages]
+        assert [True] + [False] * (num_stages - 1) == [stage.is_first for stage in stages]
+        assert [False] * (num_stages - 1) + [True] == [stage.is_last for stage in stages]
+
+    def test_only_stage_has_all_layers(self):
+        """
+        A model of one stage has its first and last layers there.
+        """
+        stage = stage_of(5, 0, 1)
+        assert (range(5), True, True) == (stage.layers, stage.is_first, stage.is_last)
+
+    @pytest.mark.parametrize(
+        ("num_layers", "legal"), [(7, "legal sizes are 1 to 7"), (1, "legal size is 1")]
+    )
+    def test_more_stages_than_layers_are_refused_with_the_sizes_that_fit(
+        self, num_layers: int, legal: str
+    ):
+        """
+        Each stage needs a layer; the error names the numbers of stages that would do.
+        """
+        with pytest.raises(InvalidConfig, match=rf"pp_size 8 .*{legal}$"):
+            stage_of(num_layers, 0, 8)
+
+
 class TestReading:
     @pytest.mark.parametrize("family", ["llama_tied_biased", "qwen3"])
     def test_only_slices_are_read(
-        self, zoo: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, family: str
+        self, zoo: Callable[[str], Path], read: list[tuple[str, int]], family: str
     ):
         """
         Each rank reads the bytes of its slices and of whole tensors from the files, and no others.
         """
         config, stored = read_model_config(zoo(family)), Checkpoint.open(zoo(family))
-        read_into, num_read = checkpoint._read_into, []
-
-        def counted(handle: BinaryIO, target: memoryview, tensor: StoredTensor) -> None:
-            num_read.append(len(target))
-            read_into(handle, target, tensor)
-
-        monkeypatch.setattr(checkpoint, "_read_into", counted)
         for rank in range(4):
             share, expected = sharding_of(config, rank, 4), 0
             for name, tensor in stored.tensors.items():
@@ -144,9 +197,31 @@ class TestReading:
                 length = 1 if part is None else part.stop - part.start
                 whole = 1 if part is None else tensor.shape[part.dim]
                 expected += tensor.num_bytes * length // whole
-            num_read.clear()
-            load_weights(config, stored, torch.float32, torch.device("cpu"), sharding=share)
-            assert expected == sum(num_read)
+            read.clear()
+            load_weights(config, stored, torch.float32, CPU, sharding=share)
+            assert expected == sum(length for _, length in read)
+
+    @pytest.mark.parametrize(
+        ("family", "of_last"),
+        [("qwen2", {"model.norm", "lm_head"}), ("qwen3", {"model.norm", "model.embed_tokens"})],
+        ids=["own-output", "tied"],
+    )
+    def test_stage_reads_its_own_layers_alone(
+        self, zoo: Callable[[str], Path], read: list[tuple[str, int]], family: str, of_last: set
+    ):
+        """
+        The first stage reads the embedding too, the last one the norm and the output projection,
+        which is the embedding if they are tied.
+        """
+        config, stored = read_model_config(zoo(family)), Checkpoint.open(zoo(family))
+        for stage, others in enumerate([{"model.embed_tokens"}, of_last]):
+            share = sharding_of(config, pipeline_rank=stage, pipeline_size=2)
+            read.clear()
+            load_weights(config, stored, torch.float32, CPU, sharding=share)
+            layer = f"model.layers.{stage}."
+            expected = {name for name in stored.tensors if name.startswith(layer)}
+            expected |= {f"{module}.weight" for module in others}
+            assert expected == {name for name, _ in read}
 
 
 class TestRefusal:

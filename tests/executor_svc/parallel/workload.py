@@ -202,7 +202,7 @@ def refusal(groups: ProcessGroups, directory: Path) -> str:
 
 def refusal_of_engine(groups: ProcessGroups, directories: Sequence[Path]) -> str:
     """Return the error with which an engine is refused whose ranks have a directory each."""
-    flags = [f"--model={directories[groups.tensor_rank]}", "--device=cpu", "--num-threads=1"]
+    flags = [f"--model={directories[groups.rank]}", "--device=cpu", "--num-threads=1"]
     try:
         load_engine(load_settings(flags, {}), "boot", groups=groups)
     except InvalidConfig as error:
@@ -230,11 +230,11 @@ def engine(
     groups: ProcessGroups, directory: Path, *flags: str, free_of_second: int
 ) -> dict[str, object]:
     """
-    Load an engine as an executor does, rank 1 with another amount of free memory, and return what
-    it says and a token that it samples.
+    Load an engine as an executor does, all ranks but the first with another amount of free memory,
+    and return what it says and a token that it samples.
     """
     loaded = load_settings([f"--model={directory}", "--device=cpu", "--num-threads=1", *flags], {})
-    free = free_of_second if groups.tensor_rank else None
+    free = free_of_second if groups.rank else None
     made = load_engine(loaded, "boot", lambda device: _Meter(device, free), groups=groups)
     admit = admission(0, random_tokens(9, seed=1), [1], sampling=SEEDED)
     result = made.runner.execute(batch(Row(0, 0, 9), admits=[admit]), 1)

@@ -21,10 +21,12 @@ GONE_S = 30.0
 class RankedExecutor:
     """One executor of several ranks, ready to serve."""
 
-    def __init__(self, model: Path, folder: Path, *flags: str, tp_size: int = 2) -> None:
+    def __init__(
+        self, model: Path, folder: Path, *flags: str, tp_size: int = 2, pp_size: int = 1
+    ) -> None:
         arguments = [f"--model={model}", "--listen=127.0.0.1:0", "--dtype=float32", *flags]
-        size = f"--tp-size={tp_size}"
-        self._service = Process("executor_svc", [*arguments, size], folder, "ranks")
+        sizes = [f"--tp-size={tp_size}", f"--pp-size={pp_size}"]
+        self._service = Process("executor_svc", [*arguments, *sizes], folder, "ranks")
         self.log = self._service.log
         self.address: str = self._service.addresses()["address"]
         with grpc.insecure_channel(self.address) as channel:

@@ -47,3 +47,18 @@ class TestDeath:
         ranked.wait_gone()
         assert 0 == ranked.process.returncode
         assert "is gone" not in ranked.log.read_text()
+
+    def test_killed_rank_of_a_later_stage_ends_all(self, tmp_path, bundled_model):
+        """
+        Ranks of all stages are missed alike.
+        """
+        sizes = {"tp_size": 2, "pp_size": 2}
+        executor = RankedExecutor(bundled_model, tmp_path, "--max-num-blocks=64", **sizes)
+        try:
+            assert 4 == len(executor.ranks)
+            executor.signal(3, signal.SIGKILL)
+            executor.wait_gone()
+        finally:
+            executor.end()
+        assert 1 == executor.process.returncode
+        assert "rank 3 of the model is gone" in executor.log.read_text()

@@ -47,6 +47,17 @@ class TestPlace:
         )
         assert not place.has_store
 
+    def test_stages_make_up_the_ranks(self):
+        """
+        With stages a model has as many ranks as the product says, and a launcher must start them.
+        """
+        assert (4, 2) == (place_of(2, {}, pp_size=2).size, place_of(2, {}, pp_size=2).tp_size)
+        place = place_of(1, TORCHRUN, pp_size=2)
+        assert (1, 2, 1, 2) == (place.rank, place.size, place.tp_size, place.pp_size)
+        words = "tp_size is 2 and pp_size 2, together 4, but the launcher .* speaks of 2 ranks"
+        with pytest.raises(InvalidConfig, match=words):
+            place_of(2, LEADER_WORKER_SET, pp_size=2)
+
     @pytest.mark.parametrize(
         ("changed", "words"),
         [

@@ -12,8 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from executor_svc.server.loaded import Engine
-from executor_svc.server.result_thread import DEPTH
+from executor_svc.server.loaded import DEPTH, Engine
 from executor_svc.server.server import ExecutorServer
 from tandem.errors import InternalError, SessionLost, TandemError
 from tandem.link.batch import Batch

@@ -224,3 +224,32 @@ class TestCudaQueue:
         """
         CudaQueue(torch.device("cuda", 1), max_ahead=3)
         assert [torch.device("cuda", 1)] == cuda.chosen
+
+    def test_what_another_device_sends_is_waited_for_beside_the_steps(self, cuda: FakeCuda):
+        """
+        Tokens that arrive are waited for where copies go, so that later steps do not wait; the step
+        ends when they are there.
+        """
+        queue = CudaQueue(torch.device("cuda", 0), max_ahead=3)
+        arriving = queue.after(lambda: cuda.done.append(f"arrived in {cuda.current}"))
+        arriving.mark()
+        wait = arriving.fetch([torch.tensor([4])])
+        beside = ["arrived in copies", "time 1 in copies", "copies waits for steps"]
+        assert [*beside, "copied 2 in copies"] == cuda.done
+        assert [[4]] == [tensor.tolist() for tensor in wait()]
+
+
+class TestHostQueue:
+    def test_step_ends_when_the_tokens_of_another_process_are_there(self):
+        """
+        Tokens are waited for when a result is asked for, and not before; the step's last moment is
+        the one at which they were first known.
+        """
+        token, ticks = torch.zeros(1), iter(range(1, 9))
+        queue = HostQueue(lambda: next(ticks))
+        started = queue.mark()
+        arriving = queue.after(lambda: token.fill_(6))
+        ended, waits = arriving.mark(), [arriving.fetch([token]), arriving.fetch([token])]
+        assert [0] == token.tolist()
+        assert [[6], [6]] == [wait()[0].tolist() for wait in waits]
+        assert 1 == ended.ns_since(started)

@@ -72,7 +72,7 @@ def shares(
     if plan["device"] == "cpu":
         threads, size = [], []
         if settings["num_threads"] is None:
-            num_processes = num_executors * settings["tp_size"]
+            num_processes = num_executors * settings["tp_size"] * settings["pp_size"]
             threads = [f"--num-threads={max(1, machine.num_threads // num_processes)}"]
         if plan["sized_by_place"].startswith(_OWN_SIZE):
             size = [f"--max-num-blocks={_blocks_each(num_executors, plan)}"]
@@ -80,7 +80,7 @@ def shares(
     gpus: list[int | None] = [None] * num_executors  # all on the device that was named
     if ":" not in settings["device"]:
         # An executor of several ranks is told the first of its GPUs.
-        num_each = settings["tp_size"]
+        num_each = settings["tp_size"] * settings["pp_size"]
         num_places = max(1, machine.num_gpus // num_each)
         gpus = [number % num_places * num_each for number in range(num_executors)]
     return [

@@ -17,7 +17,7 @@ PLAN = {
     "kv_bytes_per_block": 2**20,
     "num_blocks": 10_000,
 }
-OPEN = {"num_threads": None, "device": "auto", "tp_size": 1}
+OPEN = {"num_threads": None, "device": "auto", "tp_size": 1, "pp_size": 1}
 EIGHT = Machine(num_threads=8, num_gpus=0)
 
 
@@ -49,8 +49,11 @@ class TestCpu:
         """
         Executors of several processes have so many threads that all processes together have all.
         """
-        (first, _) = shares(2, OPEN | {"tp_size": 2}, PLAN, EIGHT)
-        assert "--num-threads=2" in first
+        for sizes in ({"tp_size": 2}, {"pp_size": 2}):
+            (first, _) = shares(2, OPEN | sizes, PLAN, EIGHT)
+            assert "--num-threads=2" in first
+        (first, _) = shares(2, OPEN | {"tp_size": 2, "pp_size": 2}, PLAN, EIGHT)
+        assert "--num-threads=1" in first
 
     @pytest.mark.parametrize(
         ("settings", "plan", "left"),
@@ -101,6 +104,8 @@ class TestGpu:
         assert (["--device=cuda:0"], ["--device=cuda:2"]) == (first, second)
         half = "--gpu-memory-utilization=0.4500"
         assert ["--device=cuda:0", half] == shares(3, ranks, self.PLAN, machine)[2]
+        stages = OPEN | {"pp_size": 2}
+        assert ["--device=cuda:2"] == shares(2, stages, self.PLAN, machine)[1]
 
     def test_named_gpu_is_the_one(self):
         """
