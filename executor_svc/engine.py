@@ -98,6 +98,13 @@ def _load(
     model = load_model(
         settings.model, dtype=settings.dtype, device=str(device), packs=True, groups=groups
     )
+    if settings.batch_invariant and not model.sharding.has_bits_of_one_rank:
+        warn(
+            "bits_depend_on_ranks",
+            f"with tp_size {groups.tensor_size} this model's results differ in their last bits "
+            f"from those of one rank: batch_invariant holds for tp_size {groups.tensor_size} alone",
+            tp_size=groups.tensor_size,
+        )
     limits = fit_limits(loaded, model.config, model.device)
     check_agreement(ranks.all_of(_facts(settings, model, limits)))
     plan = _plan(loaded, model, limits, before, meter)

@@ -141,8 +141,8 @@ class _ComputingSettings(OptionGroup):
 
     batch_invariant: bool = Field(
         False,
-        description="give a request the same tokens, bit for bit, whatever is computed beside it "
-        "and however its prompt is cut; slower",
+        description="give a request the same tokens, bit for bit, whatever is computed beside it, "
+        "however its prompt is cut, and with tp_size 1, 2 or 4; slower",
     )
     num_threads: int | None = Field(
         None,

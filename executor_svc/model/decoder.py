@@ -17,6 +17,7 @@ from executor_svc.model.row_padding import padded_rows, pads_rows
 from executor_svc.model.sharded_operations import ShardedOperations, ShardedVocabulary
 from executor_svc.parallel.collectives import TensorCollectives
 from executor_svc.parallel.pipeline import StageLink
+from executor_svc.parallel.sharding import sum_chunks
 from kernels.layer_stack import LayerStack, LayerWeights
 from kernels.packed_linear import PackedWeight
 from kernels.paged_attention import AttentionPlan, paged_attention
@@ -70,12 +71,12 @@ class Decoder:
         Args:
             model: Weights and description.
             max_model_len: Bound of positions, which are all below it.
-            batch_invariant: Give each row the same bits alone and beside any other rows, which is
-                slower; attention must be planned with the same setting.
+            batch_invariant: Give each row the same bits alone and beside any other rows, and on 1,
+                2 and 4 ranks, which is slower; attention must be planned with the same setting.
         """
         config = model.config
         self._operations: RowOperations = (
-            InvariantOperations() if batch_invariant else FastOperations()
+            InvariantOperations(model.groups.tensor_size) if batch_invariant else FastOperations()
         )
         self._vocabulary: ShardedVocabulary | None = None
         if model.groups.tensor is not None:
@@ -88,7 +89,8 @@ class Decoder:
         self._windows = model.rank_config.windows
         self._weights = model.weights
         self._scale = config.head_dim**-0.5
-        self._stack = _stack_of(model, self._scale)
+        self._has_chunks = batch_invariant
+        self._stack = _stack_of(model, self._scale, has_chunks=batch_invariant)
         self._pads_rows = (
             not batch_invariant and not _is_packed(model) and pads_rows(model.dtype, model.device)
         )
@@ -140,7 +142,7 @@ class Decoder:
     def unmark_parts(self) -> None:
         """Undo `mark_parts`."""
         unmark_parts(self, _PARTS)
-        self._stack = _stack_of(self._model, self._scale)
+        self._stack = _stack_of(self._model, self._scale, has_chunks=self._has_chunks)
 
     def _entering(self, inputs: DecoderInputs) -> Tensor:
         """Return the tokens' embeddings, or their hidden states after the stage before."""
@@ -215,14 +217,18 @@ class Decoder:
         return functional.pad(rows, (0, 0, 0, num_added)) if num_added else rows
 
 
-def _stack_of(model: LoadedModel, scale: float) -> LayerStack | None:
+def _stack_of(model: LoadedModel, scale: float, *, has_chunks: bool) -> LayerStack | None:
     """
-    Return all layers of the stage as one call, None if their matrices are not packed, or if ranks
-    must add up their parts in the middle of each layer.
+    Return all layers of the stage as one call, with sums in chunks or not; None if their matrices
+    are not packed, or if ranks must add up their parts in the middle of each layer.
     """
     if model.groups.tensor is not None or not _is_packed(model):
         return None
-    return LayerStack(model.weights.layers, norm_eps=model.config.norm_eps, scale=scale)
+    config, chunks = model.config, {}
+    if has_chunks:
+        chunks["output"] = sum_chunks(config.num_heads * config.head_dim)
+        chunks["down"] = sum_chunks(config.intermediate_size)
+    return LayerStack(model.weights.layers, norm_eps=config.norm_eps, scale=scale, chunks=chunks)
 
 
 def _is_packed(model: LoadedModel) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from executor_svc.parallel.sharding import sum_chunks
 from kernels.linear import linear
 from kernels.packed_linear import PackedWeight, packed_linear
 from kernels.rope_kv_write import rope_kv_write
@@ -18,6 +19,10 @@ _ELEMENTS_OF_ONE_THREAD = 32768
 Number of elements from which PyTorch divides an elementwise operation among threads, even inside a
 row.
 """
+
+
+_ELEMENTS_OF_VECTORS = 64
+"""Most elements that PyTorch computes in vectors at a time: two vectors of 64 bytes of 2 each."""
 
 
 class RowOperations(Protocol):
@@ -101,14 +106,20 @@ class FastOperations:
 
 class InvariantOperations:
     """
-    Operations that give a row the same bits alone and beside any other rows.
+    Operations that give a row the same bits alone and beside any other rows, and on 1, 2 and 4
+    ranks: a sum over a dimension that ranks divide is a tree of chunks of the whole one.
 
     On a CPU elementwise operations take so few rows at a time that PyTorch does not divide them
     among threads: a thread's last elements go through other code, and may be in the middle of a
-    row.
+    row. So do the last elements of a row; where a rank has a part of it, it is filled up.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_ranks: int = 1) -> None:
+        """
+        Args:
+            num_ranks: Ranks among which heads and MLP are divided.
+        """
+        self._num_ranks = num_ranks
         # This makes products always get so many threads; otherwise the library chooses by the load.
         torch.set_num_threads(torch.get_num_threads())
 
@@ -120,19 +131,26 @@ class InvariantOperations:
 
     def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         """As in `RowOperations`."""
+        num_chunks = sum_chunks(x.shape[1], self._num_ranks)
         if isinstance(weight, PackedWeight):
-            packed_linear(x, weight, bias, residual=hidden)
+            packed_linear(x, weight, bias, residual=hidden, num_chunks=num_chunks)
         else:
-            linear(x, weight, bias, residual=hidden)
+            linear(x, weight, bias, residual=hidden, num_chunks=num_chunks)
 
     def partial_linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        """As in `RowOperations`."""
+        """As in `RowOperations`: a subtree of the chunks' sums."""
+        num_chunks = sum_chunks(x.shape[1], self._num_ranks)
         if isinstance(weight, PackedWeight):
-            return packed_linear(x.float(), weight)
-        return linear(x.float(), weight.float())
+            return packed_linear(x, weight, num_chunks=num_chunks, dtype=torch.float32)
+        return linear(x, weight, num_chunks=num_chunks, dtype=torch.float32)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """As in `RowOperations`."""
+        inner = gate_up.shape[1] // 2
+        num_added = -inner % _ELEMENTS_OF_VECTORS if gate_up.device.type == "cpu" else 0
+        if num_added:
+            filled = functional.pad(gate_up.reshape(-1, 2, inner), (0, num_added))
+            return self.silu_mul(filled.flatten(1))[:, :inner].contiguous()
         return _joined([silu_mul(part) for part in torch.split(gate_up, _rows_at_once(gate_up))])
 
     def rope_kv_write(

@@ -111,6 +111,13 @@ class Sharding:
         )
 
     @property
+    def has_bits_of_one_rank(self) -> bool:
+        """True if each rank has whole chunks of every sum, as `sum_chunks` cuts them."""
+        whole = self.whole
+        widths = (whole.num_heads * whole.head_dim, whole.intermediate_size)
+        return all(sum_chunks(width) % self.size == 0 for width in widths)
+
+    @property
     def vocabulary(self) -> range:
         """Token ids whose rows this rank holds, without padding."""
         start, stop = self._bounds(Axis.VOCABULARY)
@@ -144,6 +151,21 @@ class Sharding:
                 end = self.whole.vocab_size
                 start = min(rank * own.vocab_size, end)
                 return start, min(start + own.vocab_size, end)
+
+
+def sum_chunks(width: int, size: int = 1) -> int:
+    """
+    Return the number of chunks of a rank's part of a sum whose bits must not depend on the number
+    of ranks. The whole sum has the most of 4, 2 and 1 that are equal and of an even width; a rank
+    has 1 where chunks are not whole on each.
+
+    Args:
+        width: Size of the rank's part of the dimension.
+        size: Number of ranks.
+    """
+    whole = width * size
+    chunks = max(each for each in (1, 2, 4) if each == 1 or whole % (2 * each) == 0)
+    return chunks // size if chunks % size == 0 else 1
 
 
 def shard(

@@ -17,7 +17,7 @@ namespace {
 // These structs mirror `_Matrix`, `_Layer` and `_Stack` in kernels/layer_stack/cpu_extension.py.
 struct Matrix {
   const void* packed;
-  int64_t is_narrow;
+  int64_t is_narrow, num_chunks;
 };
 
 struct Layer {
@@ -48,7 +48,8 @@ struct Stack {
   Product product(const void* x, int64_t width, const Matrix& weight, const void* bias, void* out,
                   int64_t num_columns, bool adds) const {
     return {type, x,           width,    weight.packed, weight.is_narrow != 0, bias,
-            out,  num_columns, num_rows, width,         num_columns,           adds};
+            out,  num_columns, num_rows, width,         num_columns,           adds,
+            weight.num_chunks, type};
   }
 };
 

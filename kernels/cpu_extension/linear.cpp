@@ -6,6 +6,11 @@
 // sum runs over k in order, in one accumulator: a row's bits depend on the row and the weight
 // alone, not on the other rows, their number or the number of threads.
 //
+// With more than one chunk, k is cut into as many equal parts. Each has a sum of its own, from zero,
+// and these are added as a binary tree, neighbours first, before bias and addition: products with
+// neighbouring chunks of the weight can be computed apart and added up with the same bits. A chunk
+// of a narrow weight has whole words.
+//
 // A weight that bfloat16 holds exactly is narrow: it keeps 2 bytes per number, [N / kPanel, K / 2,
 // kPanel, 2], and a word of 4 bytes has a column's numbers of two k, the earlier in its lower half.
 // Registers widen them to the same float32, so sums have the same bits and half as much is read.
@@ -19,6 +24,7 @@
 // High-Performance Matrix Multiplication", 2008. Here nothing is packed at run time.
 #include <algorithm>
 
+#include "chunks.h"
 #include "export.h"
 #include "matrix_unit.h"
 #include "operations.h"
@@ -54,18 +60,20 @@ struct Terms {
   bool are_pairs;     // both rows and weight are read in pairs
   bool are_widened;   // the weight is narrow and widened to words of one number
   bool on_unit;       // the matrix unit multiplies them
-  int64_t width;      // words of an arranged row
+  int64_t width;      // words of a row
+  int64_t chunk;      // words of a row in a chunk
   int64_t word_bytes; // bytes of the weight per column and word of a row
 
   explicit Terms(const Product& product)
       : are_pairs(kMultipliesPairs && product.type == kBFloat16 && product.is_narrow),
         are_widened(product.is_narrow && !are_pairs), on_unit(are_pairs && has_matrix_unit()),
-        width(are_pairs ? product.width / 2 : product.width), word_bytes(are_widened ? 2 : 4) {}
+        width(are_pairs ? product.width / 2 : product.width), chunk(width / product.num_chunks),
+        word_bytes(are_widened ? 2 : 4) {}
 };
 
 // Returns whether a product has a single row, with words that a tile can read where they are.
 bool lies_so(const Product& product, const Terms& terms) {
-  if (terms.on_unit && terms.width % kUnitWords > 0) return false;
+  if (terms.on_unit && terms.chunk % kUnitWords > 0) return false;
   return product.num_rows == 1 && (product.type == kFloat32 || terms.are_pairs);
 }
 
@@ -127,7 +135,8 @@ void put_as(const Product& product, int64_t begin, int64_t end, int64_t panel, c
 }
 
 void put(const Product& product, int64_t begin, int64_t end, int64_t panel, const float* sum) {
-  (product.type == kFloat32 ? put_as<float> : put_as<BFloat16>)(product, begin, end, panel, sum);
+  const auto put_rows = product.out_type == kFloat32 ? put_as<float> : put_as<BFloat16>;
+  put_rows(product, begin, end, panel, sum);
 }
 
 alignas(64) constexpr float kZeros[kRows * kPanel] = {};
@@ -136,11 +145,17 @@ alignas(64) constexpr float kZeros[kRows * kPanel] = {};
 void multiply_narrow_tile(const Product& product, int64_t begin, int64_t end, int64_t first_panel,
                           int64_t last_panel, const float* x, float* sums) {
   const AddNarrowTile add = narrow_tile_of<kLinesOfRow, false>(end - begin);
-  const int64_t words = product.width / 2 * kPanel;  // words of a panel
+  const int64_t width = product.width / product.num_chunks, rows = end - begin;
+  const int64_t words = width / 2 * kPanel;  // words of a panel's chunk
+  const uint32_t* weight = static_cast<const uint32_t*>(product.packed);
+  weight += first_panel * product.num_chunks * words;
   for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-    const uint32_t* weight = static_cast<const uint32_t*>(product.packed) + panel * words;
-    const char* ahead = reinterpret_cast<const char*>(weight) + kAhead;
-    add(x, weight, product.width, kZeros, sums, ahead, kPanelBytes, nullptr);
+    for (int64_t chunk = 0; chunk < product.num_chunks; ++chunk, weight += words) {
+      float* const to = sums + place_of_chunk(chunk) * rows * kPanel;
+      const char* ahead = reinterpret_cast<const char*>(weight) + kAhead;
+      add(x + chunk * width * rows, weight, width, kZeros, to, ahead, kPanelBytes, nullptr);
+      join_chunks(chunk, to, rows * kPanel, rows * kPanel);
+    }
     put(product, begin, end, panel, sums);
   }
 }
@@ -155,7 +170,7 @@ AddTile tile_of_block(const Tiles& tiles, bool is_widened, int64_t rows) {
 }
 
 // Multiplies rows [begin, end), arranged in `x`, with panels [first_panel, last_panel). `sums`
-// [end - begin, kPanel] holds the results of one panel.
+// [places_of_chunks, end - begin, kPanel] holds the results of one panel.
 //
 // A tile writes its results to `out` right after its last piece, while they are in cache, and the
 // next tile does not wait for the writes. A lone tile is bound by memory, so it prefetches what it
@@ -174,7 +189,7 @@ void multiply_block(const Product& product, const Terms& terms, int64_t begin, i
   const AddTile low = tile_of_rows(tiles, is_widened, tiles.least);
   const AddTile high = tile_of_rows(tiles, is_widened, tiles.least + 1);
   const AddNarrowTile first_add = narrow_tile_of<kPairLines, true>(tiles.height(0));
-  const int64_t width = terms.width;
+  const int64_t width = terms.width, all_sums = (end - begin) * kPanel;
   const int64_t bytes_of_k = kPanel * terms.word_bytes;
   const int64_t bytes = tiles.count <= kFewTiles ? kFewBytes : kManyBytes;
   const int64_t piece = is_alone ? width : bytes / kPanelBytes;
@@ -183,21 +198,22 @@ void multiply_block(const Product& product, const Terms& terms, int64_t begin, i
   for (int64_t panel = first_panel; panel < last_panel; ++panel) {
     const char* const words = static_cast<const char*>(product.packed) + panel * width * bytes_of_k;
     if (width == 0) {
-      std::fill_n(sums, (end - begin) * kPanel, 0.0f);
+      std::fill_n(sums, all_sums, 0.0f);
       put(product, begin, end, panel, sums);
     }
-    for (int64_t k = 0; k < width; k += piece) {
-      const int64_t length = std::min(piece, width - k);
+    for (int64_t k = 0, length = 0, chunk = 0; k < width; k += length) {
+      const int64_t first = chunk * terms.chunk, last = first + terms.chunk;
+      length = std::min(piece, last - k);
       const char* here = words + k * bytes_of_k;
       // Panels lie one after another, so the next piece may belong to the next panel.
       const bool is_last = panel + 1 == last_panel && k + length == width;
       const char* next = is_alone ? here + kAhead : is_last ? here : here + length * bytes_of_k;
       const float* weight = is_widened ? widened : reinterpret_cast<const float*>(here);
       const float* from = x;
-      float* to = sums;
+      float* to = sums + place_of_chunk(chunk) * all_sums;
       for (int64_t tile = 0; tile < tiles.count; ++tile, next += step * length) {
         const int64_t height = tiles.height(tile);
-        const float* before = k == 0 ? kZeros : to;
+        const float* before = k == first ? kZeros : to;
         if (is_widened && tile == 0) {
           first_add(from + k * height, reinterpret_cast<const uint32_t*>(here), length, before, to,
                     next, 2 * step, widened);
@@ -205,13 +221,15 @@ void multiply_block(const Product& product, const Terms& terms, int64_t begin, i
           const AddTile add = tile < tiles.num_higher ? high : low;
           add(from + k * height, weight, length, before, to, next, step);
         }
+        if (k + length == last) join_chunks(chunk, to, all_sums, height * kPanel);
         if (k + length == width) {
           const int64_t row = begin + tiles.first_row(tile);
-          put(product, row, row + height, panel, to);
+          put(product, row, row + height, panel, sums + tiles.first_row(tile) * kPanel);
         }
         from += height * width;
         to += height * kPanel;
       }
+      chunk += k + length == last;
     }
   }
 }
@@ -226,23 +244,26 @@ struct UnitTiles {
         height((rows + count - 1) / count) {}
 };
 
-// Returns the steps of the unit over an arranged row, the last of which may have words of zeros.
-int64_t unit_steps(const Terms& terms) { return (terms.width + kUnitWords - 1) / kUnitWords; }
+// Returns the steps of the unit over a chunk of a row, the last of which may have words of zeros.
+int64_t unit_steps(const Terms& terms) { return (terms.chunk + kUnitWords - 1) / kUnitWords; }
 
 // Copies the rows of a tile to their part of `x` in the order in which the unit reads them, words
-// [steps, height, kUnitWords].
+// [num_chunks, steps, height, kUnitWords].
 void arrange_for_unit(const Product& product, const Terms& terms, const UnitTiles& tiles,
                       int64_t begin, int64_t end, int64_t tile, float* x) {
   const int64_t steps = unit_steps(terms), first = begin + tile * tiles.height;
-  float* const to = x + tile * tiles.height * steps * kUnitWords;
+  const int64_t all_steps = product.num_chunks * steps;
+  float* const to = x + tile * tiles.height * all_steps * kUnitWords;
   for (int64_t r = 0; r < tiles.height; ++r) {
     const bool is_there = first + r < end;
-    const char* const from = is_there ? row_of(product, first + r) : nullptr;
-    for (int64_t k = 0; k < steps; ++k) {
+    const char* const row = is_there ? row_of(product, first + r) : nullptr;
+    for (int64_t k = 0; k < all_steps; ++k) {
       char* const at = reinterpret_cast<char*>(to + (k * tiles.height + r) * kUnitWords);
-      const int64_t words = std::min<int64_t>(kUnitWords, terms.width - k * kUnitWords);
+      const int64_t word = k % steps * kUnitWords;  // of its chunk
+      const int64_t words = std::min<int64_t>(kUnitWords, terms.chunk - word);
       if (words < kUnitWords || !is_there) std::memset(at, 0, kLineBytes);
-      if (is_there) std::memcpy(at, from + k * kLineBytes, words * sizeof(float));
+      if (!is_there) continue;
+      std::memcpy(at, row + (k / steps * terms.chunk + word) * sizeof(float), words * sizeof(float));
     }
   }
 }
@@ -254,35 +275,36 @@ void multiply_on_unit(const Product& product, const Terms& terms, int64_t begin,
   const UnitTiles tiles(end - begin);
   const MatrixUnit unit(tiles.height);
   const bool is_alone = tiles.count == 1;
-  const int64_t steps = unit_steps(terms), num_whole = terms.width / kUnitWords;
-  const int64_t step_bytes = tiles.height * kLineBytes, panel_bytes = terms.width * kPanelBytes;
+  const int64_t steps = unit_steps(terms), num_whole = terms.chunk / kUnitWords;
+  const int64_t step_bytes = tiles.height * kLineBytes, chunk_bytes = terms.chunk * kPanelBytes;
+  const int64_t tile_sums = tiles.height * kPanel, all_sums = tiles.count * tile_sums;
   const int64_t share = (kUnitBytes / tiles.count + kLineBytes - 1) / kLineBytes * kLineBytes;
-  alignas(kLineBytes) char last[kUnitBytes];
-  for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-    const char* const words = static_cast<const char*>(product.packed) + panel * panel_bytes;
-    const int64_t whole_bytes = num_whole * kUnitBytes;
-    if (num_whole < steps) {
-      std::memcpy(last, words + whole_bytes, panel_bytes - whole_bytes);
-      std::memset(last + (panel_bytes - whole_bytes), 0, kUnitBytes - (panel_bytes - whole_bytes));
-    }
+  const int64_t rest_bytes = chunk_bytes - num_whole * kUnitBytes, count = product.num_chunks;
+  alignas(kLineBytes) char last[kUnitBytes] = {};
+  const char* words = static_cast<const char*>(product.packed) + first_panel * count * chunk_bytes;
+  for (int64_t index = first_panel * count; index < last_panel * count; ++index) {
+    const int64_t panel = index / count, chunk = index % count;
+    std::memcpy(last, words + num_whole * kUnitBytes, rest_bytes);
     for (int64_t k = 0; k < steps;) {
       // The step with words of zeros is a piece by itself.
       const int64_t most = is_alone ? steps : kPieceSteps;
       const int64_t length = k < num_whole ? std::min(most, num_whole - k) : 1;
       const char* const here = k < num_whole ? words + k * kUnitBytes : last;
       const char* ahead = words + (is_alone ? k * kUnitBytes + kUnitAhead : (k + length) * kUnitBytes);
-      const char* from = reinterpret_cast<const char*>(x) + k * step_bytes;
-      float* to = sums;
+      const char* from = reinterpret_cast<const char*>(x) + (chunk * steps + k) * step_bytes;
+      float* to = sums + place_of_chunk(chunk) * all_sums;
       for (int64_t tile = 0; tile < tiles.count; ++tile) {
         unit.add(from, step_bytes, here, length, k == 0, to, ahead, share);
-        if (k + length == steps) {
+        if (k + length == steps) join_chunks(chunk, to, all_sums, tile_sums);
+        if (k + length == steps && chunk + 1 == count) {
           const int64_t row = begin + tile * tiles.height;
-          put(product, row, std::min(row + tiles.height, end), panel, to);
+          put(product, row, std::min(row + tiles.height, end), panel, sums + tile * tile_sums);
         }
-        from += steps * step_bytes, to += tiles.height * kPanel, ahead += share * length;
+        from += count * steps * step_bytes, to += tile_sums, ahead += share * length;
       }
       k += length;
     }
+    words += chunk_bytes;
   }
 }
 
@@ -304,7 +326,7 @@ int64_t arranged_floats(const Product& product) {
   const int64_t rows = rows_of_blocks(product.num_rows, terms);
   if (!terms.on_unit) return rows * terms.width;
   const UnitTiles tiles(rows);
-  return (tiles.count * tiles.height) * unit_steps(terms) * kUnitWords;
+  return tiles.count * tiles.height * product.num_chunks * unit_steps(terms) * kUnitWords;
 }
 
 void multiply(Member& member, const Product& product, float* arranged) {
@@ -315,7 +337,8 @@ void multiply(Member& member, const Product& product, float* arranged) {
   const int64_t num_rows = product.num_rows, most_rows = rows_of_blocks(num_rows, terms);
   const UnitTiles most_tiles(most_rows);
   static thread_local Room room;
-  float* const sums = room.of(std::max(most_rows, most_tiles.count * most_tiles.height) * kPanel);
+  const int64_t rows_of_sums = std::max(most_rows, most_tiles.count * most_tiles.height);
+  float* const sums = room.of(places_of_chunks(product.num_chunks) * rows_of_sums * kPanel);
   const bool is_arranged = lies_so(product, terms);
   const float* const x = is_arranged ? reinterpret_cast<const float*>(product.x) : arranged;
   const auto multiply_rows = terms.on_unit ? multiply_on_unit : multiply_block;
@@ -348,10 +371,10 @@ TANDEM_EXPORT int64_t tandem_linear_panel() { return tandem::kPanel; }
 TANDEM_EXPORT void tandem_linear(int64_t type, const void* x, int64_t x_stride, const void* packed,
                                  int is_narrow, const void* bias, void* out, int64_t out_stride,
                                  int64_t num_rows, int64_t width, int64_t num_columns, int adds,
-                                 int64_t num_threads) {
+                                 int64_t num_chunks, int64_t out_type, int64_t num_threads) {
   using namespace tandem;
-  const Product product{type, x,          x_stride, packed, is_narrow != 0, bias,
-                        out,  out_stride, num_rows, width,  num_columns,    adds != 0};
+  const Product product{type,     x,     x_stride,    packed,    is_narrow != 0, bias,    out,
+                        out_stride, num_rows, width, num_columns, adds != 0, num_chunks, out_type};
   static thread_local Room room;  // the calling thread owns it, its team shares it
   float* const arranged = room.of(arranged_floats(product));
   const bool is_small = num_rows * width * num_columns < kSerialProducts;

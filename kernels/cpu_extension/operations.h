@@ -22,7 +22,7 @@ struct Heads {
 constexpr int64_t kFloat32 = 0, kBFloat16 = 1;  // types, as Python numbers them
 
 struct Product {
-  int64_t type;  // kFloat32 or kBFloat16, of `x`, `bias` and `out`
+  int64_t type;  // kFloat32 or kBFloat16, of `x`
   const void* x;
   int64_t x_stride;  // in elements, like `out_stride`
   const void* packed;
@@ -32,6 +32,8 @@ struct Product {
   int64_t out_stride;
   int64_t num_rows, width, num_columns;
   bool adds;  // the product is added to what `out` holds
+  int64_t num_chunks;  // a power of two
+  int64_t out_type;    // kFloat32 or kBFloat16, of `bias` and `out`
 };
 
 template <class T>

@@ -8,14 +8,15 @@ returning to them. Its bits are those of the operations one after another (`refe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from kernels.layer_stack import cpu_extension
 from kernels.layer_stack.weights import MATRICES, LayerWeights, packed_sizes
-from kernels.packed_linear import can_pack
+from kernels.packed_linear import can_pack, check_even_chunks
 from kernels.paged_attention import AttentionPlan
 from kernels.paged_attention.cpu_extension import ExtensionPlan
 
@@ -25,20 +26,32 @@ __all__ = ["MATRICES", "LayerStack", "LayerWeights"]
 class LayerStack:
     """Layers with packed matrices, prepared for calls; `takes` tells which steps it can run."""
 
-    def __init__(self, layers: Sequence[LayerWeights], *, norm_eps: float, scale: float) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerWeights],
+        *,
+        norm_eps: float,
+        scale: float,
+        chunks: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         """
         Args:
             layers: Weights of layers of one shape, which are kept alive.
             norm_eps: Epsilon of every norm.
             scale: Scale of attention scores.
+            chunks: By name of a matrix, the chunks of its sums if they are several, as in
+                `packed_linear`.
 
         Raises:
             TypeError: A matrix is not packed.
             ValueError: There are no layers, or a weight's type or shape does not fit the first
-                layer's.
+                layer's, or a number of chunks its width.
         """
         self._dtype = layers[0].input_norm.dtype if layers else torch.float32
-        self._layers = cpu_extension.Layers(layers, packed_sizes(layers))
+        sizes = packed_sizes(layers)
+        for name, num_chunks in chunks.items():
+            check_even_chunks(num_chunks, sizes.width(name))
+        self._layers = cpu_extension.Layers(layers, sizes, chunks)
         self._norm_eps = norm_eps
         self._scale = scale
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -29,7 +29,10 @@ _POINTERS = ("layers", "hidden", "rotation", "kv_position", "narrow", "wide", "i
 class _Matrix(ctypes.Structure):
     """The struct `Matrix` of layer_stack.cpp."""
 
-    _fields_ = (("packed", ctypes.c_void_p), ("is_narrow", ctypes.c_int64))
+    _fields_ = (
+        *(("packed", ctypes.c_void_p), ("is_narrow", ctypes.c_int64)),
+        ("num_chunks", ctypes.c_int64),
+    )
 
 
 class _Layer(ctypes.Structure):
@@ -57,14 +60,17 @@ class Layers:
     calls must not overlap.
     """
 
-    def __init__(self, layers: Sequence[LayerWeights], sizes: LayerSizes) -> None:
+    def __init__(
+        self, layers: Sequence[LayerWeights], sizes: LayerSizes, chunks: Mapping[str, int]
+    ) -> None:
         self.sizes = sizes
         self.native = (_Layer * len(layers))()
         self._held = tuple(layers)
         for own, layer in zip(self.native, layers, strict=True):
             for name in MATRICES:
                 matrix = getattr(layer, name)
-                setattr(own, name, _Matrix(matrix.data_ptr(), matrix.is_narrow))
+                of_sums = chunks.get(name, 1)
+                setattr(own, name, _Matrix(matrix.data_ptr(), matrix.is_narrow, of_sums))
             for name in _VECTORS:
                 vector = getattr(layer, name)
                 setattr(own, name, None if vector is None else vector.data_ptr())

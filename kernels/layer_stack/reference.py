@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -24,6 +25,7 @@ def run(
     kv_position: Tensor,
     norm_eps: float,
     scale: float,
+    chunks: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Run all layers; arguments are as in `LayerStack`, unchecked."""
     for layer, kv_cache, plan in zip(layers, kv_layers, plans, strict=True):
@@ -33,14 +35,20 @@ def run(
             qkv, rotation, kv_position, kv_cache, qk_norm=layer.qk_norm, norm_eps=norm_eps
         )
         attended = paged_attention(query, kv_cache, plan, scale).flatten(1)
-        _product(attended, layer.output, layer.output_bias, hidden)
+        num_chunks = chunks.get("output", 1)
+        _product(attended, layer.output, layer.output_bias, hidden, num_chunks)
         normed = rms_norm(hidden, layer.mlp_norm, norm_eps)
         gate_up = _product(normed, layer.gate_up, layer.gate_up_bias)
-        _product(silu_mul(gate_up), layer.down, layer.down_bias, hidden)
+        num_chunks = chunks.get("down", 1)
+        _product(silu_mul(gate_up), layer.down, layer.down_bias, hidden, num_chunks)
 
 
 def _product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    num_chunks: int = 1,
 ) -> Tensor:
     assert isinstance(weight, PackedWeight)
-    return packed_linear(x, weight, bias, residual=residual)
+    return packed_linear(x, weight, bias, residual=residual, num_chunks=num_chunks)

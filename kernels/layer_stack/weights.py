@@ -47,6 +47,10 @@ class LayerSizes:
     key: int
     inner: int
 
+    def width(self, name: str) -> int:
+        """Return the number of elements of a row that one of `MATRICES` multiplies."""
+        return {"output": self.query, "down": self.inner}.get(name, self.hidden)
+
 
 def packed_sizes(layers: Sequence[LayerWeights]) -> LayerSizes:
     """

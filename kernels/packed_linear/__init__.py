@@ -3,7 +3,8 @@ Products with a weight that was brought once into the order in which they read i
 
 A step of a few rows reads every weight and does little with it. The framework's float32 products
 copy each weight into their own order at every call, which takes longer than the products; these
-read it in place. A row's bits depend on the row and the weight alone.
+read it in place. A row's bits depend on the row and the weight alone, and a column's not on other
+columns.
 
 Most checkpoints hold bfloat16. A weight with only bfloat16 numbers is kept in that type: nothing is
 rounded, and half as much memory is read, which bounds the time of few rows. For rows of float32 it
@@ -20,11 +21,13 @@ from torch import Tensor
 
 from kernels.cpu_extension import ExtensionUnavailable, load_library
 from kernels.dispatch import CPU_EXTENSION, Operation
+from kernels.linear import check_chunks
 from kernels.packed_linear import cpu_extension, reference
 
 __all__ = [
     "PackedWeight",
     "can_pack",
+    "check_even_chunks",
     "packed_dtype",
     "packed_elements",
     "packed_linear",
@@ -36,7 +39,7 @@ _DEFINITION_PANEL = 16
 _LOWER_HALF = 0xFFFF
 _NUMBERS_AT_ONCE = 1 << 20
 
-_Product = Callable[[Tensor, Tensor, int, Tensor | None, Tensor | None], Tensor]
+_Product = Callable[[Tensor, Tensor, int, Tensor | None, Tensor | None, int, torch.dtype], Tensor]
 
 _operation: Operation[_Product] = Operation("packed_linear", reference.packed_linear)
 
@@ -150,7 +153,13 @@ def packed_elements(num_columns: int, width: int) -> int:
 
 
 def packed_linear(
-    x: Tensor, weight: PackedWeight, bias: Tensor | None = None, *, residual: Tensor | None = None
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None = None,
+    *,
+    residual: Tensor | None = None,
+    num_chunks: int = 1,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """
     Multiply rows by a weight, and add bias and residual if given.
@@ -158,24 +167,45 @@ def packed_linear(
     Args:
         x: float32 or bfloat16, shape ``[T, K]``, elements of a row adjacent.
         weight: Packed weight of shape ``[N, K]``.
-        bias: Same type as `x`, shape ``[N]``.
+        bias: Type of the result, shape ``[N]``.
         residual: Same type, shape ``[T, N]``, contiguous. Overwritten with the sum.
+        num_chunks: Parts of K that are summed from zero each and added as a binary tree; as in
+            `kernels.linear.linear`, but chunks have an even width.
+        dtype: Type of the result: that of `x` if None, or float32.
 
     Returns:
-        ``[T, N]`` in the type of `x`; it is `residual` if that is given. Sums are float32, and
-        rounded once, when all is added.
+        ``[T, N]``; it is `residual` if that is given. Sums are float32, and rounded once, when all
+        is added.
 
     Raises:
         ValueError: Shapes, types or strides are not as described.
     """
+    kind = dtype or x.dtype
     if x.ndim != 2 or x.dtype not in _TYPES or x.shape[1] != weight.width or x.stride(1) != 1:
         raise ValueError(
             f"x must be float32 or bfloat16 of shape [T, {weight.width}] with adjacent elements, "
             f"got {x.dtype} {list(x.shape)} with strides {list(x.stride())}"
         )
-    _check("bias", bias, (weight.num_columns,), x.dtype)
-    _check("residual", residual, (x.shape[0], weight.num_columns), x.dtype)
-    return _operation.on(x.device)(x, weight, weight.num_columns, bias, residual)
+    if kind not in (x.dtype, torch.float32):
+        raise ValueError(f"a product of {x.dtype} can be had in that type or float32, not {kind}")
+    if num_chunks != 1:
+        check_even_chunks(num_chunks, weight.width)
+    _check("bias", bias, (weight.num_columns,), kind)
+    _check("residual", residual, (x.shape[0], weight.num_columns), kind)
+    multiply = _operation.on(x.device)
+    return multiply(x, weight, weight.num_columns, bias, residual, num_chunks, kind)
+
+
+def check_even_chunks(num_chunks: int, width: int) -> None:
+    """
+    Check that so many equal chunks of whole words make up a width, and a binary tree.
+
+    Raises:
+        ValueError: They do not.
+    """
+    check_chunks(num_chunks, width)
+    if num_chunks > 1 and width // num_chunks % 2:
+        raise ValueError(f"{num_chunks} chunks of a width of {width} must be even")
 
 
 def _check(name: str, given: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> None:

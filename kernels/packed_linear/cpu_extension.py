@@ -20,14 +20,20 @@ def panel() -> int:
 
 
 def packed_linear(
-    x: Tensor, packed: Tensor, num_columns: int, bias: Tensor | None, residual: Tensor | None
+    x: Tensor,
+    packed: Tensor,
+    num_columns: int,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    num_chunks: int,
+    dtype: torch.dtype,
 ) -> Tensor:
     """
     Multiply; arguments are as in the package's `packed_linear`, unchecked. `packed` has panels of
     `panel` columns, in bfloat16 or float32.
     """
     num_rows, width = x.shape
-    out = torch.empty((num_rows, num_columns), dtype=x.dtype) if residual is None else residual
+    out = torch.empty((num_rows, num_columns), dtype=dtype) if residual is None else residual
     _library().tandem_linear(
         NUMBER_TYPES[x.dtype],
         x.data_ptr(),
@@ -41,6 +47,8 @@ def packed_linear(
         width,
         num_columns,
         residual is not None,
+        num_chunks,
+        NUMBER_TYPES[dtype],
         torch.get_num_threads(),
     )
     return out
@@ -53,7 +61,7 @@ def _library() -> ctypes.CDLL:
     library.tandem_linear_panel.restype = _COUNT
     library.tandem_linear.argtypes = (
         *(_COUNT, _POINTER, _COUNT, _POINTER, ctypes.c_int, _POINTER, _POINTER, _COUNT),
-        *(_COUNT, _COUNT, _COUNT, ctypes.c_int, _COUNT),
+        *(_COUNT, _COUNT, _COUNT, ctypes.c_int, _COUNT, _COUNT, _COUNT),
     )
     library.tandem_linear.restype = None
     return library

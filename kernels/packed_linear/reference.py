@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.linear.reference import tree_sum
+
 
 def pack(weight: Tensor, panel: int, dtype: torch.dtype) -> Tensor:
     """
@@ -25,12 +27,21 @@ def unpack(packed: Tensor, num_columns: int) -> Tensor:
 
 
 def packed_linear(
-    x: Tensor, packed: Tensor, num_columns: int, bias: Tensor | None, residual: Tensor | None
+    x: Tensor,
+    packed: Tensor,
+    num_columns: int,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    num_chunks: int,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Multiply; arguments are as in the package's `packed_linear`, unchecked."""
-    product = functional.linear(
-        x.float(), unpack(packed, num_columns), None if bias is None else bias.float()
+    rows, weight = (
+        tensor.chunk(num_chunks, dim=1) for tensor in (x.float(), unpack(packed, num_columns))
     )
+    product = tree_sum(list(map(functional.linear, rows, weight)))
+    if bias is not None:
+        product += bias.float()
     if residual is None:
-        return product.to(x.dtype)
+        return product.to(dtype)
     return residual.copy_(product + residual)

@@ -4,8 +4,8 @@ position, not on the batch or the chunk that it is computed in.
 
 Tiles of queries begin at fixed positions, and each query has a fixed place in its tile; a tile's
 keys end at a fixed position too. Missing queries and keys are filled up and masked. So the shape of
-each call depends on the position alone. Tiles run one by one, since a library may choose its code
-by the number of tiles.
+each call depends on the position alone. Tiles and heads run one by one in one thread, since a
+library may choose its code by the number of tiles, heads or threads.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.linear.tiles import in_one_thread
 from kernels.paged_attention.sequences import AttentionShape, PagedSequences
 
 QUERIES = 8
@@ -34,8 +35,7 @@ class _Tile:
 
     `query_place` is int64 ``[QUERIES]``, the queries' places in the batch; `wanted` are the queries
     of the tile that the batch has, and `target` the places of their results; `key_place` is int64
-    ``[L]`` in the cache; `mask`, which is added to the scores, is
-    ``[1, 1, group_size * QUERIES, L]``.
+    ``[L]`` in the cache; `mask`, which is added to the scores, is ``[QUERIES, L]``.
     """
 
     query_place: Tensor
@@ -56,19 +56,19 @@ class AlonePlan:
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float) -> Tensor:
         """Compute attention; arguments and result are as in `paged_attention`, unchecked."""
         shape = self.shape
-        heads = (shape.num_kv_heads, shape.group_size, shape.head_dim)
         out = torch.empty(query.shape, dtype=query.dtype)
-        cache = kv_cache.view(-1, 2 * shape.num_kv_heads * shape.head_dim)
-        for tile in self.tiles:
-            kv = cache.index_select(0, tile.key_place)
-            kv = kv.view(1, -1, 2, shape.num_kv_heads, shape.head_dim).permute(2, 0, 3, 1, 4)
-            own = query.index_select(0, tile.query_place).view(1, QUERIES, *heads)
-            own = own.permute(0, 2, 3, 1, 4).flatten(2, 3)  # heads of a group become queries
-            result = functional.scaled_dot_product_attention(
-                own, kv[0], kv[1], attn_mask=tile.mask, scale=scale
-            )
-            result = result.view(*heads[:2], QUERIES, shape.head_dim)[:, :, tile.wanted]
-            out[tile.target] = result.permute(2, 0, 1, 3).flatten(1, 2)
+        cache = kv_cache.view(-1, 2, shape.num_kv_heads, shape.head_dim)
+        with in_one_thread():
+            for tile in self.tiles:
+                kv = cache.index_select(0, tile.key_place)
+                own = query.index_select(0, tile.query_place)
+                for head in range(shape.num_heads):
+                    if head % shape.group_size == 0:
+                        key, value = map(_alone, kv[:, :, head // shape.group_size].unbind(1))
+                    result = functional.scaled_dot_product_attention(
+                        _alone(own[:, head]), key, value, attn_mask=tile.mask, scale=scale
+                    )
+                    out[tile.target, head] = result[0, 0, tile.wanted]
         return out
 
 
@@ -139,4 +139,9 @@ def _mask(begin: int, shape: AttentionShape, window: int | None) -> Tensor:
         seen &= key_at > query_at - window
     mask = torch.zeros(seen.shape, dtype=shape.dtype)
     mask.masked_fill_(torch.from_numpy(~seen), float("-inf"))
-    return mask.repeat(shape.group_size, 1)[None, None]
+    return mask
+
+
+def _alone(head: Tensor) -> Tensor:
+    """Return the numbers of one head, ``[N, D]``, at an address of its own: ``[1, 1, N, D]``."""
+    return head.clone(memory_format=torch.contiguous_format)[None, None]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kernels.paged_attention import AttentionShape, cpu, cpu_extension, reference
 from tests.kernels.chunked_attention import (
     CUTS,
+    SCALE,
     attended_at_once,
     attended_in_chunks,
     invariant,
 )
-from tests.kernels.test_paged_attention import shape
+from tests.kernels.test_paged_attention import scene, shape
 
 PLANNERS = [
     pytest.param(cpu.plan, id="cpu"),
@@ -53,6 +56,42 @@ class TestInvariance:
         expected = attended_at_once(reference.plan, of, window)
         found = attended_at_once(plan, invariant(of), window)
         assert (expected.float() - found.float()).abs().max() <= TOLERANCE[of.dtype]
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("plan", PLANNERS[:2])
+class TestHeads:
+    @pytest.mark.parametrize(
+        "of",
+        [
+            pytest.param(shape(8, 4, 64, 16), id="gqa2-fp32"),
+            pytest.param(shape(8, 2, 24, 16, torch.bfloat16), id="gqa4-bf16"),
+            pytest.param(shape(4, 1, 80, 7, torch.float16), id="mqa4-fp16"),
+        ],
+    )
+    def test_heads_of_two_and_four_ranks_have_the_bits_of_one(
+        self, of: AttentionShape, window: int | None, plan
+    ):
+        """
+        Some query heads with their key heads alone, or with one key head that others use too, have the
+        bits that they have beside all others, in another number of threads.
+        """
+        sequences, query, cache = scene([(40, 61), (1, 150)], of)
+        before = torch.get_num_threads()
+        expected = plan(sequences, invariant(of), window).attend(query, cache, SCALE)
+        try:
+            for size in (2, 4):
+                torch.set_num_threads(1 + size)
+                heads, key_heads = of.num_heads // size, max(1, of.num_kv_heads // size)
+                own = replace(of, num_heads=heads, num_kv_heads=key_heads)
+                for rank in range(size):
+                    first = rank * of.num_kv_heads // size
+                    keys = cache[..., first : first + key_heads, :].contiguous()
+                    queries = query[:, rank * heads : (rank + 1) * heads].contiguous()
+                    found = plan(sequences, invariant(own), window).attend(queries, keys, SCALE)
+                    assert torch.equal(expected[:, rank * heads : (rank + 1) * heads], found)
+        finally:
+            torch.set_num_threads(before)
 
 
 class TestOtherwise:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +20,8 @@ pytestmark = pytest.mark.compiler
 CPU = torch.device("cpu")
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, BLOCK = 40, 240, 4, 2, 24, 4
 EPS, SCALE = 1e-5, DIM**-0.5
+NO_CHUNKS: dict[str, int] = {}
+CHUNKS = {"output": 4, "down": 2}
 SHAPE = AttentionShape(
     num_heads=HEADS,
     num_kv_heads=KV_HEADS,
@@ -97,26 +99,28 @@ def plans(window: int | None = None, dtype: torch.dtype = torch.float32) -> list
     ]
 
 
-def stack_of(layers: list[LayerWeights]) -> LayerStack:
-    return LayerStack(layers, norm_eps=EPS, scale=SCALE)
+def stack_of(layers: list[LayerWeights], chunks: Mapping[str, int] = NO_CHUNKS) -> LayerStack:
+    return LayerStack(layers, norm_eps=EPS, scale=SCALE, chunks=chunks)
 
 
 class TestRun:
     @pytest.mark.parametrize("with_options", [False, True], ids=["plain", "biases-and-head-norms"])
     @pytest.mark.parametrize("window", [None, 3], ids=str)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("chunks", [NO_CHUNKS, CHUNKS], ids=["whole", "chunks"])
     def test_bits_are_those_of_the_operations(
         self,
         with_options: bool,
         window: int | None,
         dtype: torch.dtype,
+        chunks: Mapping[str, int],
     ):
         """
         Decodes and a prompt together leave the same hidden states and caches as the operations one
         after another, call after call.
         """
         layers = [layer(seed=seed, with_options=with_options, dtype=dtype) for seed in (0, 1)]
-        stack = stack_of(layers)
+        stack = stack_of(layers, chunks)
         assert stack.takes(plans(window, dtype))
         for _ in range(2):
             hidden, caches, inputs = step(dtype)
@@ -129,10 +133,36 @@ class TestRun:
                 plans(window, dtype),
                 norm_eps=EPS,
                 scale=SCALE,
+                chunks=chunks,
                 **inputs,
             )
             assert torch.equal(expected, hidden)
             assert all(map(torch.equal, expected_caches, caches))
+
+    def test_chunks_have_sums_of_their_own(self):
+        """
+        Sums in chunks have other bits than whole ones, and those of one matrix than those of both.
+        """
+        layers, found = [layer(seed=seed, with_options=True) for seed in (0, 1)], []
+        for chunks in (NO_CHUNKS, {"down": 2}, CHUNKS):
+            hidden, caches, inputs = step()
+            stack_of(layers, chunks).run(hidden, caches, plans(), **inputs)
+            found.append(hidden)
+        whole, down, both = found
+        assert not torch.equal(whole, down)
+        assert not torch.equal(down, both)
+        # Float32 sums in another order: 1e-6 per unit of numbers that reach about 10.
+        assert torch.allclose(whole, both, atol=1e-4)
+
+    @pytest.mark.parametrize(
+        ("chunks", "text"), [({"down": 3}, "width 240, got 3"), ({"output": 32}, "must be even")]
+    )
+    def test_chunks_that_do_not_fit_are_refused(self, chunks: Mapping[str, int], text: str):
+        """
+        A number of chunks that makes no tree, or odd chunks, is a ValueError.
+        """
+        with pytest.raises(ValueError, match=text):
+            stack_of([layer(seed=0, with_options=False)], chunks)
 
     def test_threads_do_not_matter(self):
         """

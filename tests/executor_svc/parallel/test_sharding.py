@@ -15,7 +15,7 @@ from executor_svc.model.files import checkpoint
 from executor_svc.model.files.checkpoint import Checkpoint, StoredTensor
 from executor_svc.model.shares import sharding_of
 from executor_svc.model.weights import load_weights
-from executor_svc.parallel.sharding import ModelSizes, TensorSlice, shard
+from executor_svc.parallel.sharding import ModelSizes, TensorSlice, shard, sum_chunks
 from executor_svc.parallel.stages import stage_of
 from tandem.errors import InvalidConfig
 from tests.model_zoo import FAMILIES
@@ -222,6 +222,41 @@ class TestReading:
             expected = {name for name in stored.tensors if name.startswith(layer)}
             expected |= {f"{module}.weight" for module in others}
             assert expected == {name for name, _ in read}
+
+
+class TestSumChunks:
+    @pytest.mark.parametrize(
+        ("width", "chunks"),
+        [(64, 4), (112, 4), (1536, 4), (8, 4), (100, 2), (12, 2), (98, 1), (2, 1), (33, 1), (1, 1)],
+    )
+    def test_they_are_as_many_as_cut_it_evenly(self, width: int, chunks: int):
+        """
+        A sum has the most of 4, 2 and 1 chunks that are equal and of an even width.
+        """
+        assert chunks == sum_chunks(width)
+
+    def test_ranks_have_whole_chunks_or_one_of_their_own(self):
+        """
+        1, 2 and 4 ranks share the chunks of the whole; any other number of ranks has one each.
+        """
+        assert [4, 2, 1] == [sum_chunks(1536 // size, size) for size in (1, 2, 4)]
+        assert [1, 1, 1] == [sum_chunks(1536 // size, size) for size in (3, 6, 8)]
+        assert [2, 1, 1] == [sum_chunks(100 // size, size) for size in (1, 2, 4)]
+
+    @pytest.mark.parametrize(
+        ("changes", "sizes"),
+        [({}, [1, 2, 4]), ({"intermediate_size": 100}, [1, 2]), ({"intermediate_size": 98}, [1])],
+        ids=["multiples-of-8", "of-4", "of-2"],
+    )
+    def test_sizes_with_the_bits_of_one_rank_are_known(
+        self, changes: dict[str, int], sizes: list[int]
+    ):
+        """
+        So many ranks have the bits of one as have whole chunks of both sums.
+        """
+        whole = replace(SIZES, **changes)
+        legal = [size for size in whole.legal_sizes() if shard(whole, 0, size).has_bits_of_one_rank]
+        assert sizes == legal
 
 
 class TestRefusal:

@@ -27,7 +27,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 def nothing_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every test try the library's products anew."""
     monkeypatch.setattr(cpu, "_smallest", {})
-    monkeypatch.setattr(cpu, "_agrees", {})
+    monkeypatch.setattr(cpu, "_agreeing", {})
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -134,7 +134,7 @@ class TestTiles:
             return result if len(rows) == 16 else result.mul_(1 + 2**-20)
 
         monkeypatch.setattr(torch, "mm", noisy)
-        monkeypatch.setattr(cpu, "_agrees", {})
+        monkeypatch.setattr(cpu, "_agreeing", {})
         assert torch.equal(expected, linear(x, weight)[:16])
         sizes.clear()
         linear(x, weight)

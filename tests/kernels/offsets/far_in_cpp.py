@@ -51,8 +51,8 @@ def products() -> None:
     """Multiply rows with a packed weight."""
     packed = PackedWeight.of(numbers(40, 64))
     x = numbers(3, 64)
-    found = product.packed_linear(far(x), packed.data, 40, None, None)
-    assert torch.equal(product.packed_linear(x, packed.data, 40, None, None), found)
+    found = product.packed_linear(far(x), packed.data, 40, None, None, 1, x.dtype)
+    assert torch.equal(product.packed_linear(x, packed.data, 40, None, None, 1, x.dtype), found)
 
 
 def rotary_positions_and_writes() -> None:

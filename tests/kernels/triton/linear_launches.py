@@ -15,6 +15,7 @@ def launch_linear(
     dtype: str,
     biased: bool = False,
     adds: bool = False,
+    num_chunks: int = 1,
     split: bool | None = None,
 ) -> None:
     """Launch a product of rows and a weight that is not read."""
@@ -24,5 +25,6 @@ def launch_linear(
         torch.empty((num_columns, width), dtype=kind),
         torch.empty(num_columns, dtype=kind) if biased else None,
         torch.empty((num_rows, num_columns), dtype=kind) if adds else None,
+        num_chunks,
         split=split,
     )

@@ -17,6 +17,8 @@ ODD = "odd-fp16"
 CASES = {
     "qkv-8b": {"num_columns": 6144, "width": 4096, "dtype": "bfloat16", "biased": True},
     "down-8b": {"num_columns": 4096, "width": 14336, "dtype": "bfloat16", "adds": True},
+    "down-8b-tree": {"num_columns": 4096, "width": 14336, "dtype": "bfloat16", "num_chunks": 4},
+    "down-8b-tp2": {"num_columns": 4096, "width": 7168, "dtype": "bfloat16", "num_chunks": 2},
     ODD: {"num_columns": 1000, "width": 520, "dtype": "float16"},
     "fp32": {"num_columns": 960, "width": 576, "dtype": "float32", "adds": True},
 }
@@ -70,10 +72,13 @@ class TestCompiled:
     @pytest.mark.parametrize("name", CASES)
     def test_few_rows_take_a_second_launch_and_many_do_not(self, name: str):
         """
-        Chunks of few rows are merged by a kernel of their own.
+        Parts of few rows are merged by a kernel of their own, and chunks of any number.
         """
-        assert ["linear_kernel", "merge_kernel"] == [k.name for k in compiled()[name, 1]]
-        assert ["linear_kernel"] == [kernel.name for kernel in compiled()[name, 2048]]
+        both = ["linear_kernel", "merge_kernel"]
+        assert both == [kernel.name for kernel in compiled()[name, 1]]
+        has_chunks = "num_chunks" in CASES[name]
+        alone = both * 2 if has_chunks else both[:1]  # 1024 rows of chunks at a time
+        assert alone == [kernel.name for kernel in compiled()[name, 2048]]
 
     def test_number_of_rows_compiles_nothing_new(self):
         """
