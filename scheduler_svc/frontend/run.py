@@ -16,7 +16,7 @@ import structlog
 import zmq.asyncio
 
 from scheduler_svc.frontend.core_client import CoreClient
-from scheduler_svc.frontend.intake.memory import map_large_blocks
+from scheduler_svc.frontend.intake.memory import bound_heaps
 from scheduler_svc.frontend.server import start_servers
 from scheduler_svc.ipc.messages import Hello
 from scheduler_svc.ipc.sockets import connect_frontend
@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
     configure_logging(settings.log_level, settings.log_format)
     structlog.contextvars.bind_contextvars(frontend=settings.index)
     os.nice(NICENESS)
-    map_large_blocks()
+    bound_heaps()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         read_all_wakeups(runner.get_loop())
         return runner.run(_serve(settings))
