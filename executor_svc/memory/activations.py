@@ -4,6 +4,8 @@ Memory that the heaviest steps need beside weights and KV, estimated from the sh
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from executor_svc.memory.decode_bytes import decode_scratch_bytes, static_step_bytes
@@ -43,7 +45,7 @@ def estimate_activations(
     the scratch of other kernels and the memory of captured graphs are not.
 
     Args:
-        config: Geometry of the model, or of the rank.
+        config: Geometry of the model, or of the rank, with the whole vocabulary.
         limits: Engine limits.
         num_slots: Number of slots.
         dtype: Type of the model.
@@ -52,6 +54,7 @@ def estimate_activations(
         is_last_stage: False for a stage that sends hidden states instead of sampling.
     """
     bytes_per_number = dtype.itemsize
+    config = replace(config, vocab_size=-(-config.vocab_size // tp_size))  # its logits, that is
     tokens, rows = limits.max_total_tokens, min(limits.max_batch_size, limits.max_total_tokens)
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     attention = tokens * (config.hidden_size + 3 * heads + 2 * kv_heads)
@@ -76,8 +79,6 @@ def estimate_activations(
         scratch = decode_scratch_bytes(config, rows, dtype)
     if tp_size > 1:
         computing += _partial_bytes(config, tokens, bytes_per_number, on_gpu=on_gpu)
-        sampling += logits * bytes_per_number  # the parts of all ranks, before they are joined
-        scoring += scored * bytes_per_number
     if not is_last_stage:
         computing += STEPS_ON_THE_WAY * hidden * bytes_per_number
         sampling = scoring = 0

@@ -22,6 +22,7 @@ from kernels.layer_stack import LayerStack, LayerWeights
 from kernels.packed_linear import PackedWeight
 from kernels.paged_attention import AttentionPlan, paged_attention
 from kernels.rms_norm import rms_norm
+from kernels.sampling import VocabularyShard
 
 _PARTS = ("_attention", "_mlp", "project")
 
@@ -56,8 +57,9 @@ class Decoder:
     """
     A loaded model as a function of inputs and KV cache, without state but the table of rotations.
     Ranks that share a model call it together, with the same inputs and each with its own heads'
-    cache, and get the same hidden states and logits. Of several stages each computes its layers,
-    from the hidden states that the stage before sends; the last one alone can project.
+    cache, and get the same hidden states, and the logits of their own ids. Of several stages each
+    computes its layers, from the hidden states that the stage before sends; the last one alone can
+    project.
 
     If `pads_rows`, hidden states have rows of padding after the tokens' rows, so that matrix
     products see few sizes. Only row-wise operations see the padding: attention and the cache do
@@ -82,7 +84,7 @@ class Decoder:
         if model.groups.tensor is not None:
             ranks = TensorCollectives(model.groups, ordered=batch_invariant)
             self._operations = ShardedOperations(self._operations, ranks)
-            self._vocabulary = ShardedVocabulary(model.sharding, ranks)
+            self._vocabulary = ShardedVocabulary(model.sharding, ranks, model.groups)
         self._model = model
         self._link = None if model.groups.pipeline is None else StageLink(model.groups)
         self._config = config
@@ -99,8 +101,18 @@ class Decoder:
 
     @property
     def vocab_size(self) -> int:
-        """Number of logits of a row."""
+        """Number of ids, of which the ranks of the last stage have logits."""
         return self._config.vocab_size
+
+    @property
+    def num_logits(self) -> int:
+        """Number of logits of a row, on this rank."""
+        return self._config.vocab_size if self.shard is None else self.shard.width
+
+    @property
+    def shard(self) -> VocabularyShard | None:
+        """The ids of this rank's logits; None for a model on one rank."""
+        return None if self._vocabulary is None else self._vocabulary.shard
 
     @property
     def link(self) -> StageLink | None:
@@ -128,7 +140,7 @@ class Decoder:
     def project(self, hidden: Tensor) -> Tensor:
         """
         Apply the final norm and the output projection to some rows: ``[R, hidden_size]`` to
-        ``[R, vocab_size]`` in the model's type.
+        ``[R, num_logits]`` in the model's type.
         """
         normed = rms_norm(self._padded(hidden), self._weights.norm, self._config.norm_eps)
         logits = self._operations.linear(normed, self._weights.lm_head)[: hidden.shape[0]]

@@ -9,7 +9,10 @@ from torch import Tensor
 
 from executor_svc.model.row_operations import RowOperations
 from executor_svc.parallel.collectives import TensorCollectives
+from executor_svc.parallel.integers import IntegerCollectives
+from executor_svc.parallel.process_groups import ProcessGroups
 from executor_svc.parallel.sharding import Sharding
+from kernels.sampling import VocabularyShard
 
 
 class ShardedOperations:
@@ -38,10 +41,16 @@ class ShardedOperations:
 class ShardedVocabulary:
     """Embedding and logits of a vocabulary of which each rank holds some rows."""
 
-    def __init__(self, sharding: Sharding, ranks: TensorCollectives) -> None:
+    def __init__(self, sharding: Sharding, ranks: TensorCollectives, groups: ProcessGroups) -> None:
         self._own = sharding.vocabulary
-        self._size = sharding.whole.vocab_size
         self._ranks = ranks
+        self.shard = VocabularyShard(
+            first=sharding.rank * sharding.own.vocab_size,
+            width=sharding.own.vocab_size,
+            vocab_size=sharding.whole.vocab_size,
+            ranks=IntegerCollectives(groups),
+        )
+        """The ids of this rank's logits, rows of padding included."""
 
     def embedded(self, token_id: Tensor, rows: Callable[[Tensor], Tensor]) -> Tensor:
         """
@@ -59,11 +68,8 @@ class ShardedVocabulary:
 
     def logits(self, own: Tensor) -> Tensor:
         """
-        Return all logits of some rows from those of this rank's ids, ``[R, vocab_size]``, with the
-        same bits on every rank.
-
-        Sampling then is the same computation on every rank, and a function of logits, seed and
-        position alone, so that all draw the same token. Its next form draws from the shards: one
-        (score, id) of each rank, and sums for thresholds, instead of a gather of logits.
+        Return this rank's logits ``[R, width]`` with -infinity for rows of padding, in place; all
+        ranks sample from their own together.
         """
-        return self._ranks.join_columns(own, self._size)
+        own[:, len(self._own) :] = float("-inf")
+        return own

@@ -42,7 +42,7 @@ def sharding_of(
 def rank_config(config: ModelConfig, sharding: Sharding) -> ModelConfig:
     """
     Return the geometry of one rank: its layers, its heads and its part of the MLP, as if they were
-    a model. The vocabulary stays whole, because every rank samples from all of it.
+    a model. The vocabulary stays whole, because its ids are those of all ranks.
     """
     own, layers = sharding.own, sharding.stage.layers
     return replace(

@@ -45,22 +45,6 @@ class TensorCollectives:
             return partial
         return _tree_sum(self._gathered(partial))
 
-    def join_columns(self, own: Tensor, num_columns: int) -> Tensor:
-        """
-        Put ``[R, C]`` of all ranks side by side and cut off what exceeds `num_columns`: ``[R,
-        num_columns]``.
-        """
-        if self._group is None:
-            return own[:, :num_columns]
-        joined = own.new_empty((own.shape[0], num_columns))
-        if joined.numel() == 0:
-            return joined
-        width = own.shape[1]
-        for rank, part in enumerate(self._gathered(own.contiguous())):
-            place = joined[:, rank * width : (rank + 1) * width]
-            place.copy_(part[:, : place.shape[1]])
-        return joined
-
     def _gathered(self, own: Tensor) -> list[Tensor]:
         parts = [torch.empty_like(own) for _ in range(self._size)]
         distributed.all_gather(parts, own, group=self._group)

@@ -134,7 +134,7 @@ class MixedStep:
             **{field.name: column(field.name)[rows] for field in SAMPLING_FIELDS},
             position=column("drawn_position")[rows],
         )
-        token, valid = draw(logits, parameters, Needs())
+        token, valid = draw(logits, parameters, Needs(), shard=self._decoder.shard)
         history[column("write_at")[rows]] = token.to(torch.int32)
         self._token[rows].copy_(torch.where(valid, token, -1))
 

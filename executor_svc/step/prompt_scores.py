@@ -18,11 +18,12 @@ from torch import Tensor
 from executor_svc.device.queue import DeviceQueue
 from executor_svc.device.upload import upload
 from executor_svc.memory.activations import scored_positions
+from executor_svc.model.decoder import Decoder
 from executor_svc.slots.sampling import SlotSampling
 from executor_svc.slots.tokens import SlotTokens
 from executor_svc.step.batch_inputs import token_rows
 from executor_svc.step.outcome import logprob_columns
-from kernels.sampling import Logprobs, ranks, token_logprobs
+from kernels.sampling import Logprobs, token_scores
 from tandem.link.batch import Batch, Int32Column, UInt32Column
 from tandem.link.logprobs import PromptLogprobColumns
 
@@ -140,11 +141,7 @@ class PromptScores:
 
 
 def score(
-    hidden: Tensor,
-    scored: ScoredTokens,
-    tokens: SlotTokens,
-    project: Callable[[Tensor], Tensor],
-    vocab_size: int,
+    hidden: Tensor, scored: ScoredTokens, tokens: SlotTokens, decoder: Decoder
 ) -> PromptScores:
     """
     Score prompt tokens by the hidden states of a step.
@@ -153,22 +150,19 @@ def score(
         hidden: Hidden states of the step, ``[T, hidden_size]``.
         scored: The tokens.
         tokens: Token histories of the slots.
-        project: Computes the logits of hidden states.
-        vocab_size: Number of logits of a position.
+        decoder: Computes the logits of hidden states.
     """
     device = hidden.device
     width = int(scored.num_top.max())
     rows = upload(scored.hidden_row, device)
     actual = tokens.gather(scored.slot, scored.position.astype(np.int64)).long()
-    per_part = scored_positions(vocab_size, on_gpu=device.type == "cuda")
+    per_part = scored_positions(decoder.num_logits, on_gpu=device.type == "cuda")
     parts = []
     for first in range(0, len(rows), per_part):
         token = actual[first : first + per_part]
-        logits = project(hidden.index_select(0, rows[first : first + per_part]))
-        told = token_logprobs(logits, token, torch.full((len(token),), width))
-        assert told is not None, "every token asks"
-        valid = logits.amax(dim=1).isfinite()
-        parts.append((valid, told.chosen, ranks(logits, token), told.top_token, told.top))
+        logits = decoder.project(hidden.index_select(0, rows[first : first + per_part]))
+        told = token_scores(logits, token, width, shard=decoder.shard)
+        parts.append((told.valid, told.chosen, told.rank, told.top_token, told.top))
     valid, chosen, rank, top_token, top = (torch.cat(part) for part in zip(*parts, strict=True))
     return PromptScores(
         tokens=scored, valid=valid, chosen=chosen, rank=rank, top_token=top_token, top=top

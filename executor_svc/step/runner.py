@@ -326,8 +326,7 @@ class ModelRunner:
             )
         scores = None
         if scored is not None:
-            project, vocab_size = self._decoder.project, self._decoder.vocab_size
-            scores = score(hidden, scored, self._tokens, project, vocab_size)
+            scores = score(hidden, scored, self._tokens, self._decoder)
         sampled = self._sample(hidden, rows)
         if len(rows.slot):
             self._tokens.write(rows.slot, rows.position, sampled.token)
@@ -349,6 +348,7 @@ class ModelRunner:
             num_logprobs=self._sampling.num_logprobs(rows.slot),
             logprob_ids=self._sampling.logprob_ids(rows.slot),
             margin_eps=self._margin_eps,
+            shard=self._decoder.shard,
         )
 
     def _forget(self) -> None:

@@ -104,6 +104,7 @@ class StaticDecodes:
             num_logprobs=sampling.num_logprobs(rows.slot),
             logprob_ids=sampling.logprob_ids(rows.slot),
             margin_eps=margin_eps,
+            shard=self.step.shard,
         )
         self.step.finish(sampled.token, sampled.valid)
         self.step.launched()

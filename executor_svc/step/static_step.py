@@ -23,7 +23,7 @@ from kernels.decode_rows import (
 )
 from kernels.paged_attention import AttentionShape, plan_resident_decodes
 from kernels.patch_rows import PackedRows, RowField, patch_rows
-from kernels.sampling import Needs, SamplingColumns, draw
+from kernels.sampling import Needs, SamplingColumns, VocabularyShard, draw
 from tandem.link.batch import Int32Column
 from tandem.link.slots.slot_state import SlotState
 
@@ -97,7 +97,7 @@ class DecodeStep:
             line=torch.zeros(1, dtype=torch.int32, device=shape.device),
         )
         self._logits = torch.zeros(
-            (max_rows, decoder.vocab_size), dtype=shape.dtype, device=shape.device
+            (max_rows, decoder.num_logits), dtype=shape.dtype, device=shape.device
         )
         self._mirror = SlotMirror(num_slots, max_rows)
         self._line = 0
@@ -107,6 +107,11 @@ class DecodeStep:
     def max_rows(self) -> int:
         """Most rows of a step, padding included."""
         return len(self._rows.slot)
+
+    @property
+    def shard(self) -> VocabularyShard | None:
+        """The ids of the logits, where ranks share the vocabulary."""
+        return self._decoder.shard
 
     @property
     def num_bytes(self) -> int:
@@ -168,11 +173,11 @@ class DecodeStep:
         if drawing is Drawing.OUTSIDE:
             self._logits[:num_rows].copy_(logits)
             return
-        token, valid = draw(logits, rows.sampling, _NEEDS[drawing])
+        token, valid = draw(logits, rows.sampling, _NEEDS[drawing], shard=self.shard)
         advance_rows(self._slots, rows, token, valid, self._ring)
 
     def logits(self, num_rows: int) -> Tensor:
-        """Return the logits of a step run with OUTSIDE, ``[num_rows, vocab_size]``."""
+        """Return the logits of a step run with OUTSIDE, ``[num_rows, num_logits]``."""
         return self._logits[:num_rows]
 
     def finish(self, token: Tensor, valid: Tensor) -> None:

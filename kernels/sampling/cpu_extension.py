@@ -23,6 +23,7 @@ from kernels.cpu_extension.library import NUMBER_TYPES
 from kernels.sampling import reference, sampler
 from kernels.sampling.columns import Sampled, SamplingColumns
 from kernels.sampling.edits.reference import LogitEdits
+from kernels.sampling.fixed_point import MASS_SCALE
 from kernels.sampling.logprobs.cpu_extension import logprobs
 
 _UNDECIDED, _NO_SUCH_ID = 2, 3
@@ -103,7 +104,7 @@ def _drawn(
         type=NUMBER_TYPES[logits.dtype],
         least_temperature=reference.MIN_TEMPERATURE,
         top_p_slack=reference.TOP_P_SLACK,
-        least_mass=1 / reference.MASS_SCALE,
+        least_mass=1 / MASS_SCALE,
         logits=logits.data_ptr(),
         history_stride=held["history"].shape[1] if "history" in held else 0,
         token=token.data_ptr(),

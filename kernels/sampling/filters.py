@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.sampling.reference import mass, min_p_threshold, nucleus_mass
+from kernels.sampling.fixed_point import mass
+from kernels.sampling.reference import min_p_threshold, nucleus_mass
 
 _PREFIXES = (64, 512)
 """

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from kernels.sampling.columns import Sampled, SamplingColumns
 from kernels.sampling.edits.reference import LogitEdits, Penalties, add_biases, penalised
-from kernels.sampling.logprobs.reference import Logprobs
+from kernels.sampling.fixed_point import mass
+from kernels.sampling.logprobs.reference import Logprobs, totals
 from kernels.sampling.needs import Needs
 from kernels.sampling.noise.reference import gumbel, row_words
 
@@ -28,8 +29,6 @@ import it, so it stands here too, and a test compares the two.
 TOP_P_SLACK = 1e-6
 """Mass by which a nucleus may fall short of top_p: float32 rounding must not add a token."""
 
-MASS_SCALE = 2.0**40
-"""Integer mass of the likeliest id: the masses of fewer than 2**23 ids sum without overflow."""
 _NEVER = float("-inf")
 
 
@@ -115,13 +114,14 @@ def noise_gain(edits: LogitEdits | None, num_rows: int) -> Tensor:
 
 
 def logprobs(logits: Tensor, token: Tensor, num_top: Tensor) -> Logprobs | None:
-    """Compute logprobs as in `logprobs.reference`, by a full log-softmax and a full sort."""
+    """Compute logprobs as in `logprobs.reference`, by those of all ids and a full sort."""
     row = (num_top >= 0).nonzero()[:, 0]
     if len(row) == 0:
         return None
     here = row.to(logits.device)
     asked = num_top[row].clamp(max=logits.shape[1])
-    values = logits[here].log_softmax(dim=1)
+    best, log_sum = totals(logits[here])
+    values = logits[here] - best - log_sum
     # order by logits: different logits may have equal probabilities
     order = logits[here].sort(dim=1, descending=True, stable=True).indices
     top_token = order[:, : int(asked.max())]
@@ -134,15 +134,16 @@ def logprobs(logits: Tensor, token: Tensor, num_top: Tensor) -> Logprobs | None:
     )
 
 
-def scale(logits: Tensor, temperature: Tensor) -> Tensor:
+def scale(logits: Tensor, temperature: Tensor, best: Tensor | None = None) -> Tensor:
     """
     Compute logits relative to the row's best, divided by the temperature: float32[R, V], at most 0.
+    The best, float32[R], is found here if it is not given.
 
     The difference to the best is taken first: it is exact for near ties and cannot overflow, and
     subtracting a constant per row changes neither probabilities nor the winner.
     """
-    best = logits.amax(dim=1, keepdim=True)
-    return (logits - best) / temperature.clamp(min=MIN_TEMPERATURE)[:, None]
+    best = logits.amax(dim=1) if best is None else best
+    return (logits - best[:, None]) / temperature.clamp(min=MIN_TEMPERATURE)[:, None]
 
 
 def score(logits: Tensor, columns: SamplingColumns) -> tuple[Tensor, Tensor]:
@@ -157,15 +158,6 @@ def noise(columns: SamplingColumns, vocab_size: int) -> Tensor:
     words = row_words(columns.seed, columns.position, columns.choice)
     ids = torch.arange(vocab_size, dtype=torch.int32, device=words.device)
     return gumbel(words[:, :, None], ids)
-
-
-def mass(scaled: Tensor) -> Tensor:
-    """
-    Compute unnormalised probabilities as int64 fixed point with 40 binary places.
-
-    Sums of integers are exact, so a nucleus does not depend on the order or shape of a reduction.
-    """
-    return (scaled.exp() * MASS_SCALE).to(torch.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from kernels.sampling import reference
 from kernels.sampling.columns import SamplingColumns
+from kernels.sampling.fixed_point import MASS_SCALE
 from kernels.sampling.noise.triton_kernel import scale
 from kernels.sampling.tuning import ROW_COLUMNS, ROWS_PER_SEARCH, Cut
 
@@ -34,7 +35,7 @@ _BEYOND = tl.constexpr(0x7F800000)
 _FIRST_COARSE = tl.constexpr(128)
 """Exponent bits of 2.0: the fixed keys are those of 2, 4, 8 and 16 below the best."""
 
-_MASS_SCALE = tl.constexpr(reference.MASS_SCALE)
+_MASS_SCALE = tl.constexpr(MASS_SCALE)
 _TOP_P_SLACK = tl.constexpr(reference.TOP_P_SLACK)
 
 

@@ -83,8 +83,8 @@ def batch(
 
 def forward_logits(runner: ModelRunner, plan: Batch) -> torch.Tensor:
     """
-    Apply one batch and give float32 logits of every computed token, ``[T, vocab_size]``, instead of
-    sampling; rows that sample advance as if they had, without a token.
+    Apply one batch and give float32 logits of every computed token, ``[T, vocab_size]`` or a rank's
+    share of them, instead of sampling; rows that sample advance as if they had, without a token.
     """
     runner._apply(plan)
     with torch.inference_mode():

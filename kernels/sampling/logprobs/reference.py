@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from kernels.sampling.fixed_point import log_of_mass, mass
+from kernels.sampling.order import pack, unpack
 from kernels.transfer import to_device
 
 _COPY_ELEMENTS = {"cpu": 1 << 20}
 _COPY_ELEMENTS_OF_DEVICE = 1 << 24
 """Number of logits copied at a time: close to a CPU's cache, and few launches on a device."""
-
-_LOW_WORD = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +42,38 @@ class Logprobs:
     requested: Tensor | None = None
 
 
-def log_sum_exp(values: Tensor) -> Tensor:
-    """Compute the log-sum-exp of each row of ``[Q, V]``: ``[Q, 1]``."""
-    if values.device.type == "cpu":
-        # Threads would divide all rows, and the batch decides where in a row they divide.
-        return torch.stack([row.logsumexp(dim=0, keepdim=True) for row in values])
-    return values.logsumexp(dim=1, keepdim=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScores:
+    """
+    Scores of a given token in each of R rows.
+
+    Attributes:
+        valid: bool ``[R]``; False where the logits held NaN or +infinity, or only -infinity: the
+            row's other scores have no meaning.
+        chosen: float32 ``[R]``, logprob of the token.
+        rank: int64 ``[R]``, place of the token among all ids, as from `ranks`.
+        top_token: int64 ``[R, K]``, top ids.
+        top: float32 ``[R, K]``, their logprobs.
+    """
+
+    valid: Tensor
+    chosen: Tensor
+    rank: Tensor
+    top_token: Tensor
+    top: Tensor
+
+
+def totals(values: Tensor) -> tuple[Tensor, Tensor]:
+    """
+    Compute the two parts of each row's log-sum-exp, of float32 ``[Q, V]``: the best value, and the
+    logarithm of the sum of e ** (value - best), ``[Q, 1]`` each.
+
+    A logprob is a value minus the one, minus the other: that difference is near 0 for ids that
+    matter, where float32 is most precise. The sum is in fixed point, so that its bits do not depend
+    on the order, on the batch or on how many ranks share the ids.
+    """
+    best = values.amax(dim=1, keepdim=True)
+    return best, log_of_mass(best, mass(values - best).sum(dim=1, keepdim=True))
 
 
 def logprobs(
@@ -55,7 +81,7 @@ def logprobs(
     token: Tensor,
     num_top: Tensor,
     *,
-    log_total: Callable[[Tensor], Tensor] = log_sum_exp,
+    totals_of: Callable[[Tensor], tuple[Tensor, Tensor]] = totals,
 ) -> Logprobs | None:
     """
     Compute the logprobs of the rows that ask for them.
@@ -65,7 +91,7 @@ def logprobs(
         token: int64 ``[R]``, drawn from them.
         num_top: int64 ``[R]`` on the host: number of top ids to report; -1 for a row without
             logprobs.
-        log_total: `log_sum_exp` or another implementation of it.
+        totals_of: `totals` or another implementation of it.
 
     Returns:
         Logprobs, with K the largest number asked for, at most V; None if no row asks.
@@ -76,31 +102,30 @@ def logprobs(
     asked = num_top[row].clamp(max=logits.shape[1])
     width = int(asked.max())
     parts = [
-        _tell(logits, token, part, width, log_total)
+        _tell(logits, token, part, width, totals_of)
         for part in torch.split(row, rows_per_copy(logits))
     ]
     chosen, top_token, top = (torch.cat(column) for column in zip(*parts, strict=True))
     return Logprobs(row=row, num_top=asked, chosen=chosen, top_token=top_token, top=top)
 
 
-def ranks(logits: Tensor, token: Tensor) -> Tensor:
+def ranks(logits: Tensor, token: Tensor, logit: Tensor | None = None) -> Tensor:
     """
     Compute the place of each row's token among all ids by logit, from 1, the lower id first on
     ties: int64 ``[R]``.
 
     Args:
         logits: Floating ``[R, V]``.
-        token: int64 ``[R]``.
+        token: int64 ``[R]``; may be any integer if `logit` is given.
+        logit: Floating ``[R]``, logits of the tokens; None takes them from `logits`.
     """
     ids = torch.arange(logits.shape[1], device=logits.device)
-    parts = []
-    for values, own in zip(
-        torch.split(logits, rows_per_copy(logits)),
-        torch.split(token[:, None], rows_per_copy(logits)),
-        strict=True,
-    ):
-        logit = values.gather(1, own)
-        is_before = (values > logit) | ((values == logit) & (ids < own))
+    size, parts = rows_per_copy(logits), []
+    for first in range(0, len(logits), size):
+        rows = slice(first, first + size)
+        values, own = logits[rows], token[rows, None]
+        bar = values.gather(1, own) if logit is None else logit[rows, None]
+        is_before = (values > bar) | ((values == bar) & (ids < own))
         parts.append(is_before.sum(dim=1) + 1)
     return torch.cat(parts) if parts else token.clone()
 
@@ -134,15 +159,15 @@ def _tell(
     token: Tensor,
     row: Tensor,
     width: int,
-    log_total: Callable[[Tensor], Tensor],
+    totals_of: Callable[[Tensor], tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return logprobs of these rows' tokens, and their `width` top ids with logprobs."""
     here = to_device(row, logits.device)
     values = logits[here].float()
-    total = log_total(values)
-    chosen = (values.gather(1, token[here][:, None]) - total)[:, 0]
+    best, log_sum = totals_of(values)
+    chosen = (values.gather(1, token[here][:, None]) - best - log_sum)[:, 0]
     top_token = best_ids(values, width)
-    return chosen, top_token, values.gather(1, top_token) - total
+    return chosen, top_token, values.gather(1, top_token) - best - log_sum
 
 
 def best_ids(values: Tensor, count: int) -> Tensor:
@@ -171,8 +196,5 @@ def _best_by_key(values: Tensor, count: int) -> Tensor:
     """Return the same by one integer per id that sorts as (value, -id), without reading values."""
     if count == 0:
         return torch.empty(len(values), 0, dtype=torch.int64, device=values.device)
-    bits = (values + 0.0).view(torch.int32)  # -0.0 becomes 0.0
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
-    ids = torch.arange(values.shape[1], device=values.device)
-    keys = (ordered << 32) + (_LOW_WORD - ids)
-    return _LOW_WORD - (keys.topk(count, dim=1).values & _LOW_WORD)
+    keys = pack(values, torch.arange(values.shape[1], device=values.device))
+    return unpack(keys.topk(count, dim=1).values)[1]

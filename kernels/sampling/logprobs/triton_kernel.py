@@ -48,7 +48,7 @@ def _part_kernel(
 
     Grid (Q, cdiv(VOCAB, SPLIT)). values fp32 [Q, VOCAB], contiguous; largest, total fp32 [Q,
     cdiv(VOCAB, SPLIT)], all written; ids >= VOCAB are masked. Offsets int64; fp32 sums.
-    Oracle: `reference.log_sum_exp`, together with `_merge_kernel`.
+    Oracle: `reference.totals`, together with `_merge_kernel`.
     """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = split * SPLIT + tl.arange(0, SPLIT)
@@ -72,7 +72,7 @@ def _merge_kernel(
 
     Grid (Q,). largest, total fp32 [Q, NUM_SPLITS] as from `_part_kernel`; out fp32 [Q], all
     written. SPLITS_2 is a power of two; splits >= NUM_SPLITS are masked. Offsets int64.
-    Oracle: `reference.log_sum_exp`.
+    Oracle: `reference.totals`.
     """
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS_2)

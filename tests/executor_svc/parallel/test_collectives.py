@@ -1,4 +1,4 @@
-"""Sums and joined columns of ranks have the same bits on all of them."""
+"""Results that ranks compute together have the same bits on all of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 
 from executor_svc.parallel.agreement import check_agreement
 from executor_svc.parallel.collectives import AllRanks, TensorCollectives
+from executor_svc.parallel.integers import IntegerCollectives
 from executor_svc.parallel.process_groups import SINGLE, ProcessGroups
 from tandem.errors import InvalidConfig
 from tests.executor_svc.parallel.rank_pool import RankPool
@@ -27,9 +28,16 @@ def sums(groups: ProcessGroups, ordered: bool) -> list[torch.Tensor]:
         return [ranks.sum(part_of(groups.tensor_rank, shape)) for shape in SHAPES]
 
 
-def joined(groups: ProcessGroups, num_columns: int, dtype: torch.dtype) -> torch.Tensor:
-    own = part_of(groups.tensor_rank, (3, 5), dtype)
-    return TensorCollectives(groups).join_columns(own, num_columns)
+def integers_of(rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randint(-(2**61), 2**61, (3, 5), generator=generator).t()
+
+
+def of_integers(groups: ProcessGroups) -> list[torch.Tensor]:
+    ranks, rank = IntegerCollectives(groups), groups.tensor_rank
+    each = (ranks.max, ranks.sum, ranks.gather)
+    with torch.inference_mode():
+        return [collective(integers_of(rank)) for collective in each]
 
 
 def places(groups: ProcessGroups) -> tuple[int, int, list[object]]:
@@ -60,19 +68,25 @@ class TestSum:
             assert torch.equal((a + b) + (c + d), total)
 
 
-class TestJoin:
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-    def test_columns_of_all_ranks_are_joined_and_padding_is_cut(
-        self, ranks: RankPool, dtype: torch.dtype
-    ):
+class TestIntegers:
+    @pytest.mark.parametrize("size", [2, 3, 4])
+    def test_all_ranks_get_the_exact_result(self, ranks: RankPool, size: int):
         """
-        Columns follow each other in the order of ranks; those past the wanted number are left out.
+        The largest integers, exact sums of large ones, and all ranks' values in order, on each rank.
         """
-        expected = torch.cat([part_of(rank, (3, 5), dtype) for rank in range(4)], dim=1)
-        for num_columns in (20, 17, 14):  # none cut, some of the last rank, all of it and one more
-            for found in ranks.run(4, joined, num_columns, dtype):
-                assert found.is_contiguous()
-                assert torch.equal(expected[:, :num_columns], found)
+        own = torch.stack([integers_of(rank) for rank in range(size)])
+        for largest, total, gathered in ranks.run(size, of_integers):
+            assert torch.equal(own.amax(dim=0), largest)
+            assert torch.equal(own.sum(dim=0), total)
+            assert torch.equal(own, gathered)
+
+    def test_one_rank_gets_its_own(self):
+        """
+        A rank that is alone waits for none.
+        """
+        largest, total, gathered = of_integers(SINGLE)
+        assert torch.equal(largest, total)
+        assert torch.equal(integers_of(0)[None], gathered)
 
 
 class TestGroups:

@@ -127,12 +127,29 @@ class TestSteps:
 
     def test_batch_invariant_bits_hold_on_ranks(self, zoo: Zoo, ranks: RankPool):
         """
-        Logits of a prompt alone are, bit for bit, those beside others, and the same on all ranks.
+        A rank's logits of a prompt alone are, bit for bit, those beside others.
         """
-        found = ranks.run(4, workload.bits, zoo("llama_mha"))
-        for own_alone, beside in found:
-            assert torch.equal(found[0][0], own_alone)
+        for own_alone, beside in ranks.run(4, workload.bits, zoo("llama_mha")):
             assert torch.equal(own_alone, beside)
+
+    def test_collectives_of_a_step_follow_from_its_parameters(self, zoo: Zoo, ranks: RankPool):
+        """
+        After the layers, greedy rows take one collective, plain ones two, top_k or top_p six, both
+        ten and logprobs one more; prompt logprobs take two. None sends a row of logits.
+        """
+        expected = {
+            "greedy": 1,
+            "plain": 2,
+            "top_k": 6,
+            "top_p": 6,
+            "both": 10,
+            "penalised": 1,
+            "logprobs": 2,
+            "prompt logprobs": 3,
+        }
+        for counts, most_numbers in ranks.run(2, workload.collectives, zoo("llama_mha")):
+            assert expected == counts
+            assert 256 == most_numbers  # buckets of a histogram; there are more logits
 
     def test_parts_of_a_step_can_be_marked(self, zoo: Zoo, ranks: RankPool):
         """

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from torch import distributed
 
 from executor_svc.config.settings import load_settings
 from executor_svc.device.choice import choose_kernels
@@ -18,6 +20,7 @@ from executor_svc.model.weights import distinct_tensors
 from executor_svc.parallel.process_groups import SINGLE, ProcessGroups
 from kernels.layer_stack import LayerWeights
 from tandem.errors import InvalidConfig
+from tandem.link.batch import Batch
 from tandem.link.commands import KvMode
 from tandem.link.results import StepResult
 from tandem.sampling_params import SamplingParams
@@ -133,6 +136,62 @@ def bits(groups: ProcessGroups, directory: Path) -> list[torch.Tensor]:
         plan = batch(*reversed(rows), admits=admits)
         found.append(forward_logits(bench.runner, plan)[-len(prompts[0]) :])
     return found
+
+
+def collectives(groups: ProcessGroups, directory: Path) -> tuple[dict[str, int], int]:
+    """
+    Return the number of collectives that follow the layers of a step, by what it samples, and the
+    most numbers that any of them takes of a rank.
+    """
+    bench, shapes, counts = Bench.build(directory, groups=groups), [], {}
+    plain = replace(GREEDY, temperature=0.8)
+    asked = {
+        "greedy": GREEDY,
+        "plain": plain,
+        "top_k": replace(plain, top_k=7),
+        "top_p": replace(plain, top_p=0.9),
+        "both": replace(plain, top_k=7, top_p=0.9, min_p=0.01),
+        "penalised": replace(GREEDY, presence_penalty=0.5, logit_bias=((7, 1.0),)),
+        "logprobs": replace(GREEDY, logprobs=3),
+        "prompt logprobs": replace(GREEDY, prompt_logprobs=3),
+    }
+    forward = bench.runner._forward
+
+    def layers(plan: Batch) -> torch.Tensor:
+        hidden = forward(plan)
+        shapes.clear()
+        return hidden
+
+    bench.runner._forward = layers
+    most = 0
+    with _noted(shapes):
+        for slot, (name, sampling) in enumerate(asked.items()):
+            admit = bench.admit(slot, random_tokens(9, seed=slot), sampling=sampling)
+            bench.runner.execute(batch(Row(slot, 0, 9), admits=[admit]), 1 + slot)
+            counts[name] = len(shapes)
+            most = max(most, *(shape[-1] for shape in shapes))
+            bench.runner.execute(batch(releases=[slot]), 100 + slot)
+    return counts, most
+
+
+@contextmanager
+def _noted(shapes: list[tuple[int, ...]]) -> Iterator[None]:
+    """Note the shape that each collective takes of this rank."""
+    before = distributed.all_reduce, distributed.all_gather
+
+    def all_reduce(own: torch.Tensor, **named: object) -> None:
+        shapes.append(tuple(own.shape))
+        before[0](own, **named)
+
+    def all_gather(found: list[torch.Tensor], own: torch.Tensor, **named: object) -> None:
+        shapes.append(tuple(own.shape))
+        before[1](found, own, **named)
+
+    distributed.all_reduce, distributed.all_gather = all_reduce, all_gather
+    try:
+        yield
+    finally:
+        distributed.all_reduce, distributed.all_gather = before
 
 
 def marked(groups: ProcessGroups, directory: Path) -> list[set[str]]:

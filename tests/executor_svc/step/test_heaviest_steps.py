@@ -144,15 +144,30 @@ class TestHeaviestSteps:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_estimate_has_room_for_parts_of_sums(self, zoo: Zoo, dtype: torch.dtype):
         """
-        Ranks need memory for sums in float32 and for the logits of the others.
+        Ranks need memory for sums in float32.
         """
         config = load_model(zoo("llama_mha"), dtype="float32", device="cpu").config
+        config = replace(config, vocab_size=8)  # so that layers need the most
         limits = EngineConfig(max_batch_size=4, max_total_tokens=4096)
         alone, shared = (
             estimate_activations(config, limits, num_slots=8, dtype=dtype, tp_size=tp_size)
             for tp_size in (1, 2)
         )
         assert shared - alone >= 4096 * config.hidden_size * 4
+
+    def test_ranks_divide_the_logits(self, zoo: Zoo):
+        """
+        Where logits are the most of an estimate, two ranks need half each: none has those of the
+        other.
+        """
+        config = load_model(zoo("llama_mha"), dtype="float32", device="cpu").config
+        config = replace(config, vocab_size=100_000)
+        limits = EngineConfig(max_batch_size=64, max_total_tokens=64)
+        alone, shared = (
+            estimate_activations(config, limits, num_slots=2, dtype=torch.float32, tp_size=tp_size)
+            for tp_size in (1, 2)
+        )
+        assert shared < 0.6 * alone
 
     def test_estimate_has_room_for_scores_of_prompts(self, zoo: Zoo):
         """
