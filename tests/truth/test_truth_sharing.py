@@ -18,7 +18,8 @@ from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
 from tandem.link.batch import Batch
 from tandem.link.results import StepResult
-from tandem_embedded.backend import Backend, load_backend
+from tandem_embedded.backend import Backend
+from tandem_embedded.loading.runners import RunnerSettings, load_backends
 from tests.model_zoo import FAMILIES
 from tests.threads import NUM_THREADS
 from tests.truth.equality import Comparison
@@ -59,14 +60,8 @@ class Served:
             max_total_tokens=64,
             memory_threshold=1.0,
         )
-        config, self.backend = load_backend(
-            config,
-            model_dir,
-            dtype="float32",
-            device="cpu",
-            num_threads=NUM_THREADS,
-            collect_margins=True,
-        )
+        settings = RunnerSettings(dtype="float32", num_threads=NUM_THREADS, collect_margins=True)
+        config, (self.backend,) = load_backends(config, model_dir, settings)
         self.core = Scheduler(config, _geometry(config, self.backend), options)
         self.cached: list[int] = []
         """Number of cached tokens of every admission."""

@@ -1,77 +1,130 @@
-"""Driver of an embedded engine, which joins scheduler core and runner by direct calls."""
+"""Driver of an embedded engine, which joins scheduler core and runners by direct calls."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
+
+import structlog
 
 from scheduler_svc.core.scheduler import Scheduler
+from tandem.engine_config import EngineConfig
 from tandem.errors import ExecutorLost, OutOfMemory, SessionLost, TandemError
 from tandem.link.batch import Batch
 from tandem.link.commands import KvMode
 from tandem.link.results import StepResult
-from tandem_embedded.backend import Runner
+from tandem_embedded.backend import Backend
 from tandem_embedded.ledger import Ledger
+from tandem_embedded.parallel.accord import Accord, Call
+from tandem_embedded.parallel.lane import Lane
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 MAX_STEP_RETRIES = 2
-"""Number of times in a row that a failed step is recomputed before all requests fail."""
+"""
+Number of times in a row that a runner's failed step is recomputed before all requests fail; with
+several runners, so many for each, and none of them may have got on meanwhile.
+"""
+
+_EXPECTED = (TandemError, RuntimeError, MemoryError)
+"""Errors of a step that is recomputed without the caller's knowing."""
 
 
 class Driver:
     """
     Loop that plans, computes and applies steps; one thread at a time may call `turn`.
 
+    Several runners compute side by side, each on a thread of its own; this loop alone plans their
+    steps and applies their results. An idle runner gets its next step while others compute.
+
     Args:
-        core: Scheduler core, shared with threads that submit.
-        runner: Runner, owned by the driver.
+        core: Scheduler core of one executor, shared with threads that submit.
+        config: Limits of each runner.
+        backends: The runners, each of which becomes an executor of the core.
         ledger: Ledger, shared with threads that submit.
         lock: Guards core and ledger; never held while a step computes.
         window: Number of steps planned before the first of them is applied, at least 1.
-        clock: Clock in monotonic seconds.
+        accord: The time, and the other ranks if the one runner has a share of a model.
     """
 
     def __init__(
         self,
         core: Scheduler,
-        runner: Runner,
+        config: EngineConfig,
+        backends: Sequence[Backend],
         ledger: Ledger,
         lock: threading.Lock,
         *,
         window: int,
-        clock: Callable[[], float],
+        accord: Accord,
     ) -> None:
         self._core = core
-        self._runner = runner
         self._ledger = ledger
         self._lock = lock
-        self._window = window
-        self._clock = clock
-        self._under_way: deque[StepResult] = deque()
-        self._num_steps = 0
+        self._accord = accord
+        self._changed = threading.Event()
+        ports = [core, *(core.attach(config, one.geometry(config)) for one in backends[1:])]
+        self._lanes = [
+            Lane(
+                port,
+                backend,
+                window=window,
+                is_alone=len(backends) == 1,
+                on_done=self._changed.set,
+            )
+            for port, backend in zip(ports, backends, strict=True)
+        ]
         self._failures_in_a_row = 0
 
+    @property
+    def is_suspended(self) -> bool:
+        """True from `suspend` until `resume` has brought all runners back."""
+        return any(lane.port.is_suspended for lane in self._lanes)
+
+    @property
+    def num_slots_in_use(self) -> int:
+        """Number of requests that hold a slot of a runner."""
+        return sum(lane.port.num_slots_in_use for lane in self._lanes)
+
+    @property
+    def steps_by_runner(self) -> tuple[int, ...]:
+        """Number of steps that each runner was sent."""
+        return tuple(lane.num_steps for lane in self._lanes)
+
+    def wake(self) -> None:
+        """Let a turn that waits for results plan anew, as there is more for idle runners to do."""
+        self._changed.set()
+
     def turn(self) -> None:
-        """Plan and compute one batch, and apply all results that are due."""
-        with self._lock:
-            batch, state_hash = self._core.schedule(self._clock()), self._core.state_hash
-        try:
-            if batch is not None:
-                self._under_way.append(self._compute(batch, state_hash))
-            num_due = len(self._under_way) - (self._window - 1 if batch is not None else 0)
+        """
+        Plan a batch for each runner that is free, and apply all results that are due; wait for the
+        first of them if none has arrived.
+
+        Raises:
+            TandemError: A step failed on a rank of several.
+        """
+        while True:
+            self._changed.clear()
             with self._lock:
-                for _ in range(num_due):
-                    self._apply(self._under_way.popleft())
-        except (TandemError, RuntimeError, MemoryError) as error:
-            self._recover(error)
+                now = self._accord.now()
+                for lane in self._lanes:
+                    lane.plan(now)
+            for lane in self._lanes:
+                lane.start()
+            if self._accord.is_shared:
+                self._meet(self._lanes[0])
+            if self._apply_due() or not any(lane.is_due for lane in self._lanes):
+                break
+            self._changed.wait(self._patience_s())
         with self._lock:
-            self._ledger.settle(self._core, self._clock())
+            self._ledger.settle(self._core, self._accord.now())
 
     def suspend(self, mode: KvMode) -> None:
         """
         Release KV memory as `mode` says; `turn` must not be called until `resume`.
 
-        After an error nothing is suspended, and running requests are computed again.
+        After an error nothing is suspended, and requests that ran on the runner that failed are
+        computed again.
 
         Raises:
             OutOfMemory: The host has no room for the KV of the device, or a step before the
@@ -79,18 +132,14 @@ class Driver:
             TandemError, RuntimeError or MemoryError: A step before the suspension failed otherwise.
         """
         with self._lock:
-            self._core.suspend(mode, self._clock())
-        try:
-            self._apply_all()
-            while self._is_waiting_for_releases():
-                self._release()
-            self._runner.suspend(mode)
-            self._acknowledge()
-        except (TandemError, RuntimeError, MemoryError) as error:
-            with self._lock:
-                self._core.resume()
-            self._recover(error)
-            raise
+            for lane in self._lanes:
+                lane.port.suspend(mode, self._accord.now())
+        for lane in self._lanes:
+            try:
+                self._suspend(lane, mode)
+            except Exception as error:
+                self._undo_suspension(lane, error)
+                raise
 
     def resume(self) -> None:
         """
@@ -99,72 +148,134 @@ class Driver:
         Raises:
             OutOfMemory: The memory is taken. The suspension goes on, and may be ended later.
         """
-        self._runner.resume()
-        with self._lock:
-            self._core.resume()
-            self._core.take_command()
-        self._acknowledge()
+        for lane in self._lanes:
+            if lane.port.is_suspended:
+                self._resume(lane)
 
-    def _apply_all(self) -> None:
-        with self._lock:
-            while self._under_way:
-                self._apply(self._under_way.popleft())
+    def close(self) -> None:
+        """Drop the runners, and end their threads after the steps that they compute."""
+        for lane in self._lanes:
+            lane.close()
+        self._accord.close()
 
-    def _is_waiting_for_releases(self) -> bool:
+    def _meet(self, lane: Lane) -> None:
+        """Agree with the other ranks on the step that was just computed, and on the time."""
+        try:
+            result = lane.newest
+        except _EXPECTED as error:
+            raise self._accord.stop(error) from error
+        drawn = () if result is None else (result.slot.tolist(), result.token.tolist())
+        self._accord.meet(Call.STEP, (lane.num_steps, lane.port.state_hash, drawn))
+
+    def _apply_due(self) -> bool:
+        """Apply the results that are due and have arrived; return True if there were any."""
+        has_applied = False
+        for lane in self._lanes:
+            try:
+                while (result := lane.try_take()) is not None:
+                    has_applied = True
+                    self._apply(lane, result)
+            except Exception as error:
+                has_applied = True
+                self._recover(lane, error)
+                if not isinstance(error, _EXPECTED):
+                    raise
+        return has_applied
+
+    def _patience_s(self) -> float | None:
+        """Return how long to wait for results before an idle runner may have more to do."""
+        with self._lock:
+            until_s = self._core.next_deadline_s
+        return None if until_s is None else max(until_s - self._accord.now(), 0.001)
+
+    def _suspend(self, lane: Lane, mode: KvMode) -> None:
+        self._apply_all(lane)
+        while self._is_waiting_for_releases(lane):
+            self._release(lane)
+        lane.call(lane.runner.suspend, mode)
+        self._acknowledge(lane)
+
+    def _undo_suspension(self, failed: Lane, error: Exception) -> None:
+        """Resume all runners after one of them could not be suspended."""
+        with self._lock:
+            for lane in self._lanes:
+                lane.port.resume()
+        self._recover(failed, error)
+        for lane in self._lanes:
+            if lane is not failed and lane.port.is_command_due:
+                self._resume(lane)
+
+    def _resume(self, lane: Lane) -> None:
+        lane.call(lane.runner.resume)
+        with self._lock:
+            lane.port.resume()
+            lane.port.take_command()
+        try:
+            self._acknowledge(lane)
+        except _EXPECTED as error:  # the runner is back, and starts over like after a failed step
+            self._recover(lane, error)
+
+    def _apply_all(self, lane: Lane) -> None:
+        while lane.is_under_way:
+            self._apply(lane, lane.take())
+
+    def _is_waiting_for_releases(self, lane: Lane) -> bool:
         """Take the suspend command; return True if slots must be released before it."""
         with self._lock:
-            return self._core.is_command_due and self._core.take_command() is None
+            return lane.port.is_command_due and lane.port.take_command() is None
 
-    def _release(self) -> None:
+    def _release(self, lane: Lane) -> None:
         """Execute the batch that releases slots, which a suspension waits for."""
         with self._lock:
-            batch, state_hash = self._core.schedule(self._clock()), self._core.state_hash
+            batch, state_hash = lane.port.schedule(self._accord.now()), lane.port.state_hash
         assert batch is not None
-        self._under_way.append(self._compute(batch, state_hash))
-        self._apply_all()
+        lane.send(batch, state_hash)
+        self._apply_all(lane)
 
-    def _acknowledge(self) -> None:
+    def _acknowledge(self, lane: Lane) -> None:
         """Apply the empty result of a command that was taken from the core."""
-        self._under_way.append(self._compute(Batch(), self._core.state_hash))
-        self._apply_all()
+        lane.send(Batch(), lane.port.state_hash)
+        self._apply_all(lane)
 
-    def _compute(self, batch: Batch, state_hash: int) -> StepResult:
-        self._num_steps += 1
-        result = self._runner.execute(batch, self._num_steps)
-        if self._runner.state_hash != state_hash:
-            raise SessionLost(f"scheduler and runner disagree after step {self._num_steps}")
-        return result
-
-    def _apply(self, result: StepResult) -> None:
-        self._ledger.note_margins(self._core, result)
-        now = self._clock()
-        self._core.apply(result, now)
-        self._ledger.settle(self._core, now)
+    def _apply(self, lane: Lane, result: StepResult) -> None:
+        with self._lock:
+            self._ledger.note_margins(lane.port, result)
+            now = self._accord.now()
+            lane.port.apply(result, now)
+            self._ledger.settle(self._core, now)
         self._failures_in_a_row = 0
 
-    def _recover(self, error: TandemError | RuntimeError | MemoryError) -> None:
+    def _recover(self, lane: Lane, error: Exception) -> None:
         """
         Start over with an empty runner, or fail all requests after too many failures in a row.
 
         A step that ran out of memory does not count as a failure: the core makes the next steps
-        smaller, and ends a request that lacks memory even when it runs alone.
+        smaller, and ends a request that lacks memory even when it runs alone. Where there are other
+        runners, a step that failed otherwise is blamed on its requests, and the core tries them one
+        at a time.
+
+        Raises:
+            TandemError: There are other ranks, which may not have failed.
         """
-        self._under_way.clear()
-        self._runner.reset()
-        is_memory = isinstance(error, OutOfMemory | MemoryError)
+        if self._accord.is_shared:
+            raise self._accord.stop(error) from error
+        lane.start_over()
         with self._lock:
-            now = self._clock()
-            if is_memory:  # The step that failed is the last one planned.
-                self._core.executor_lost(now, self._core.num_inflight - 1, out_of_memory=True)
+            now = self._accord.now()
+            # Results before that of the step that failed were applied: it is the oldest in flight.
+            if isinstance(error, OutOfMemory | MemoryError):
+                lane.port.executor_lost(now, 0, out_of_memory=True)
                 return
-            self._core.executor_lost(now)
+            _log.warning("step_failed", runner=lane.port.number, error=repr(error))
+            is_blamed = len(self._lanes) > 1 and not isinstance(error, SessionLost)
+            lane.port.executor_lost(now, 0 if is_blamed else None)
             self._failures_in_a_row += 1
-            if self._failures_in_a_row > MAX_STEP_RETRIES:
+            if self._failures_in_a_row > MAX_STEP_RETRIES * len(self._lanes):
+                self._core.fail_all(_step_error(error, self._failures_in_a_row), now)
                 self._failures_in_a_row = 0
-                self._core.fail_all(_step_error(error), now)
 
 
-def _step_error(error: TandemError | RuntimeError | MemoryError) -> TandemError:
+def _step_error(error: Exception, num_failures: int) -> TandemError:
     if isinstance(error, TandemError):
         return error
-    return ExecutorLost(f"computing a step failed {MAX_STEP_RETRIES + 1} times in a row: {error}")
+    return ExecutorLost(f"computing a step failed {num_failures} times in a row: {error}")

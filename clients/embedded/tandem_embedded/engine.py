@@ -1,33 +1,31 @@
-"""The embedded engine: the scheduler core and the model runner joined by direct calls."""
+"""The embedded engine: the scheduler core and model runners joined by direct calls."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Self, Unpack
 
-from scheduler_svc.core.observe.request_events import RequestEvent
 from scheduler_svc.core.request.options import CoreOptions, OnPressure
 from scheduler_svc.core.request.request import FinishReason
-from scheduler_svc.core.request.tenant import NO_TENANT
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
-from tandem.errors import RequestNotFound
-from tandem_embedded.backend import Backend, load_backend
+from tandem_embedded.backend import Backend
 from tandem_embedded.driver import Driver
-from tandem_embedded.errors import SchedulerError, engine_error, engine_errors
+from tandem_embedded.errors import SchedulerError, engine_errors
 from tandem_embedded.intake import Intake, Messages, Prompt
-from tandem_embedded.ledger import Delivery, Entry, Ledger
+from tandem_embedded.ledger import Delivery, Ledger
+from tandem_embedded.loading.runners import RunnerSettings, load_backends
 from tandem_embedded.logs import quiet_unless_configured
+from tandem_embedded.parallel.accord import Call, accord_of
+from tandem_embedded.parallel.devices import with_runners_of
+from tandem_embedded.parallel.groups import process_groups
+from tandem_embedded.parallel.sizes import SizeAliases, parallel_sizes
 from tandem_embedded.params import GenerationParams
-from tandem_embedded.results import (
-    STATE_OF_CORE,
-    CompletedRequest,
-    EngineMetrics,
-    MemoryStats,
-    Request,
-)
+from tandem_embedded.queries import EngineQueries
+from tandem_embedded.results import CompletedRequest
 from tandem_embedded.settings import (
     check_buffer,
     check_config,
@@ -36,42 +34,56 @@ from tandem_embedded.settings import (
     model_directory,
 )
 from tandem_embedded.stream import TextStream
-from tandem_embedded.tokenizer import HuggingFaceTokenizer, Tokenizer
+from tandem_embedded.tokenizer import Tokenizer, tokenizer_of
 
 
-class InferenceEngine:
+class InferenceEngine(EngineQueries):
     """
     An engine that serves requests in this process.
 
     Any thread may submit, abort and ask; one thread at a time drives with `step`, `run`, `complete`
-    or a stream, and other threads that try to drive wait. Errors are `EngineError`s.
+    or a stream, and other threads that try to drive wait. Errors are `EngineError`s. With
+    tensor_model_parallel_size every rank makes the same engine and, on one thread, the same calls
+    but for questions; all get the same results. `with` closes the engine at its end.
 
     Args:
-        config: Limits. Default: those of a service, the model's context length and KV memory by the
-            free memory. In a given config, a default max_model_len is lowered to what the model
-            supports.
+        config: Limits of each runner. Default: those of a service, the model's context length and
+            KV memory by the free memory. In a given config, a default max_model_len is lowered to
+            what the model supports.
         model_dir: Directory of a model in Hugging Face format; default: the bundled model.
         tokenizer: Tokenizer to use instead of the model directory's tokenizer.json.
         dtype: "auto", "float32", "bfloat16" or "float16".
-        device: "cpu", "cuda", "cuda:N" or "auto".
-        num_threads: Number of compute threads of the whole process; None = unchanged.
+        device: "cpu", "cuda", "cuda:N" or "auto"; a list names the device of each runner. On "cuda"
+            runners take the visible GPUs in turn, and a rank its current one.
+        num_threads: Number of compute threads of the whole process; None = unchanged. Runners on
+            the CPU divide them.
         window: Steps planned before the first of them is applied; 1 = no lookahead.
         collect_margins: Report by how much each token won.
         batch_invariant: Give a request the same tokens, bit for bit, in any batch and with any
             chunks of its prompt; slower.
-        swap_space_gb: GiB of host memory that preempted requests' KV can be swapped to.
-        buffer_size_gb: GiB of KV memory, instead of the config's max_num_blocks.
+        swap_space_gb: GiB of host memory that preempted requests' KV can be swapped to, each
+            runner's.
+        buffer_size_gb: GiB of KV memory of each runner, instead of the config's max_num_blocks.
         kv_cache_management_mode: Treatment of the KV cache by `suspend`: "persist" keeps it,
             "offload" moves it to the host until `resume`, "recompute" drops it.
         cpu_extension: Use of the C++ kernels on the CPU, for the whole process: "on", "off", or
             "auto", which uses them if a compiler or a library built earlier is found.
         options: Scheduling options; default: those of a service, but requests that arrive at
             memory_threshold are refused.
-        backend: Backend to use instead of loading `model_dir`.
+        backend: Backend to use instead of loading `model_dir`; a list has one for each runner.
+        data_parallel_size: Number of runners that compute side by side in this process, each with
+            all of the model and KV memory of its own.
+        tensor_model_parallel_size: Number of processes of torch.distributed that hold a share of
+            every layer each; default: the size of `pg_collection`, or 1 without it.
+        pipeline_model_parallel_size: Number of stages; only 1 is supported.
+        pg_collection: Processes that share the model: `ProcessGroups`, or an object with Megatron's
+            `tp` and `pp`; None with tensor_model_parallel_size takes the world.
         clock: Clock in monotonic seconds.
+        aliases: Other names of the sizes: see `SizeAliases`.
 
     Raises:
-        ConfigError: Limits, directory, dtype or device cannot be used; nothing was allocated.
+        ConfigError: Limits, directory, dtype, device or sizes cannot be used; nothing was
+            allocated.
         EngineMemoryError: Weights or KV blocks do not fit.
     """
 
@@ -82,7 +94,7 @@ class InferenceEngine:
         *,
         tokenizer: Tokenizer | None = None,
         dtype: str = "auto",
-        device: str = "cpu",
+        device: str | Sequence[str] = "cpu",
         num_threads: int | None = None,
         window: int = 1,
         collect_margins: bool = False,
@@ -92,58 +104,93 @@ class InferenceEngine:
         kv_cache_management_mode: str = "persist",
         cpu_extension: str = "auto",
         options: CoreOptions | None = None,
-        backend: Backend | None = None,
+        backend: Backend | Sequence[Backend] | None = None,
+        data_parallel_size: int | None = None,
+        tensor_model_parallel_size: int | None = None,
+        pipeline_model_parallel_size: int | None = None,
+        pg_collection: object = None,
         clock: Callable[[], float] = time.monotonic,
+        **aliases: Unpack[SizeAliases],
     ) -> None:
         quiet_unless_configured()
         options = CoreOptions(on_pressure=OnPressure.REFUSE) if options is None else options
+        settings = RunnerSettings(
+            dtype=dtype,
+            device=device,
+            num_threads=num_threads,
+            collect_margins=collect_margins,
+            batch_invariant=batch_invariant,
+            swap_space_gb=swap_space_gb,
+            buffer_size_gb=buffer_size_gb,
+            cpu_extension=cpu_extension,
+        )
+        sizes = (data_parallel_size, tensor_model_parallel_size, pipeline_model_parallel_size)
         with engine_errors():
             check_config(config)
             check_options(options, window)
             check_buffer(config, buffer_size_gb)
             self._kv_mode = kv_mode(kv_cache_management_mode)
-            if backend is None:
-                directory = model_directory(model_dir)
-                config, backend = load_backend(
-                    config,
-                    directory,
-                    dtype=dtype,
-                    device=device,
-                    num_threads=num_threads,
-                    collect_margins=collect_margins,
-                    batch_invariant=batch_invariant,
-                    swap_space_gb=swap_space_gb,
-                    buffer_size_gb=buffer_size_gb,
-                    cpu_extension=cpu_extension,
+            plan = parallel_sizes(sizes, aliases, type(self))
+            backends = [backend] if isinstance(backend, Backend) else list(backend or ())
+            plan = with_runners_of(plan, device, backends)
+            groups = process_groups(plan, pg_collection)
+            self._accord = accord_of(clock, groups, is_own=pg_collection is None)
+            if not backends:
+                directory, count = model_directory(model_dir), plan.num_runners
+                common = (options, window, self._kv_mode)
+                config, backends = load_backends(
+                    config, directory, settings, num_runners=count, groups=groups, arguments=common
                 )
-                if tokenizer is None and (directory / "tokenizer.json").is_file():
-                    tokenizer = HuggingFaceTokenizer(directory)
-            config = config or EngineConfig()
-            self._core = Scheduler(config, backend.geometry(config), options)
+                tokenizer = tokenizer or tokenizer_of(directory)
+            self._start(config or EngineConfig(), backends, options, window, tokenizer)
+
+    def _start(
+        self,
+        config: EngineConfig,
+        backends: list[Backend],
+        options: CoreOptions,
+        window: int,
+        tokenizer: Tokenizer | None,
+    ) -> None:
         self.config = config
-        self._backend = backend
+        self._backends = backends
+        self._vocab_size = backends[0].vocab_size
         self._tokenizer = tokenizer
-        self._intake = Intake(tokenizer, backend.vocabulary, config.max_model_len)
+        self._intake = Intake(tokenizer, backends[0].vocabulary, config.max_model_len)
+        self._core = Scheduler(config, backends[0].geometry(config), options)
         self._ledger = Ledger(tokenizer)
-        self._clock = clock
         self._next_id = 0
+        self._is_closed = False
         self._lock = threading.Lock()
-        """Guards core, ledger and ids; never held while a step computes."""
         self._driving = threading.Lock()
         """Held by the thread that drives; guards the driver."""
         self._driver = Driver(
-            self._core, backend.runner, self._ledger, self._lock, window=window, clock=clock
+            self._core,
+            config,
+            backends,
+            self._ledger,
+            self._lock,
+            window=window,
+            accord=self._accord,
         )
 
-    @property
-    def vocab_size(self) -> int:
-        """Size of the vocabulary; token ids are in [0, vocab_size)."""
-        return self._backend.vocab_size
+    def __enter__(self) -> Self:
+        return self
 
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """Tokenizer of the engine; None without one."""
-        return self._tokenizer
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """
+        Let go of the runners, with their memory, threads and process groups.
+
+        Nothing can be computed or submitted after it. A second call does nothing. An engine that
+        nothing refers to any more lets go of them too.
+        """
+        with self._driving:
+            self._is_closed = True
+            self._backends = []
+            self._driver.close()
 
     def submit_request(self, prompt: Prompt, params: GenerationParams | None = None) -> int:
         """
@@ -202,10 +249,12 @@ class InferenceEngine:
 
     def step(self) -> list[CompletedRequest]:
         """
-        Plan and compute one step; return the requests that completed, each once.
+        Plan and compute one step, or with several runners until the first of them is done with one;
+        return the requests that completed, each once.
 
         Raises:
-            SchedulerError: The engine is suspended.
+            SchedulerError: The engine is suspended or closed.
+            ExecutionError: A step failed on a rank of several, which ends the engine.
         """
         self._drive()
         with self._lock:
@@ -234,7 +283,9 @@ class InferenceEngine:
             EngineMemoryError: The host has no room for the KV memory; nothing is suspended.
         """
         with self._driving, engine_errors():
-            if not self._core.is_suspended:
+            self._check_open()
+            self._accord.meet(Call.SUSPEND)
+            if not self._driver.is_suspended:
                 self._driver.suspend(self._kv_mode)
 
     def resume(self) -> None:
@@ -245,14 +296,15 @@ class InferenceEngine:
             EngineMemoryError: The memory is taken; the suspension goes on.
         """
         with self._driving, engine_errors():
-            if self._core.is_suspended:
-                self._driver.resume()
+            self._check_open()
+            self._accord.meet(Call.RESUME)
+            self._driver.resume()
 
     @property
     def is_suspended(self) -> bool:
         """True from `suspend` to `resume`."""
         with self._lock:
-            return self._core.is_suspended
+            return self._driver.is_suspended
 
     def abort(self, request_id: int) -> None:
         """
@@ -261,13 +313,12 @@ class InferenceEngine:
         Raises:
             SchedulerError: No such request is live.
         """
-        with self._lock:
-            now = self._clock()
-            with engine_errors():
-                self._core.end_request(
-                    str(request_id), FinishReason.CANCELLED, now, tenant=self._tenant(request_id)
-                )
+        with self._lock, engine_errors():
+            self._accord.meet(Call.ABORT, request_id)
+            now, tenant = self._accord.now(), self._tenant(request_id)
+            self._core.end_request(str(request_id), FinishReason.CANCELLED, now, tenant=tenant)
             self._ledger.settle(self._core, now)
+        self._driver.wake()
 
     def preempt(self, request_id: int) -> None:
         """
@@ -277,68 +328,9 @@ class InferenceEngine:
             SchedulerError: No such request is live.
         """
         with self._lock, engine_errors():
+            self._accord.meet(Call.PREEMPT, request_id)
             self._core.preempt(str(request_id), self._tenant(request_id))
-
-    def output_tokens(self, request_id: int, choice: int = 0) -> list[int]:
-        """
-        Return the output so far of one choice of a live request.
-
-        Raises:
-            SchedulerError: No such request is live.
-        """
-        with self._lock:
-            return list(self._entry(request_id).choices[choice].tokens)
-
-    def get_request(self, request_id: int) -> Request:
-        """
-        Return a snapshot of a live request, in the state of its first choice that is not over.
-
-        Raises:
-            SchedulerError: No such request is live.
-        """
-        with self._lock:
-            entry = self._entry(request_id)
-            states = [self._core.state_of(handle) for handle in entry.handles]
-            return Request(
-                request_id=request_id,
-                input_tokens=list(entry.prompt),
-                output_tokens=list(entry.choices[0].tokens),
-                params=entry.params,
-                state=next(STATE_OF_CORE[state] for state in states if state is not None),
-                created_at=entry.created_at,
-            )
-
-    def request_events(self, request_id: int) -> list[RequestEvent]:
-        """
-        Return the events of a request, live or over lately, in order of time.
-
-        Raises:
-            ConfigError: None of the options `track_*_events` is on.
-            SchedulerError: No events of this request are kept.
-        """
-        with self._lock, engine_errors():
-            return self._core.request_events(str(request_id))
-
-    def get_memory_stats(self) -> MemoryStats:
-        """Return the numbers of KV blocks; `str()` of the result is one line."""
-        with self._lock:
-            return MemoryStats.of(self._core.stats(), self._core.num_slots_in_use)
-
-    def get_metrics(self) -> EngineMetrics:
-        """Return the counts since the engine was created."""
-        with self._lock:
-            stats, num_requests = self._core.stats(), self._core.num_requests
-        return EngineMetrics.of(stats, num_requests)
-
-    def check_integrity(self) -> None:
-        """
-        Check every invariant of the scheduler core.
-
-        Raises:
-            ExecutionError: An invariant does not hold, which is a bug of ours.
-        """
-        with self._lock, engine_errors():
-            self._core.check_integrity()
+        self._driver.wake()
 
     def _submit(
         self,
@@ -348,15 +340,18 @@ class InferenceEngine:
         delivery: Delivery | None,
     ) -> int:
         params = GenerationParams() if params is None else params
+        self._check_open()
         entry = self._intake.prepare(prompt, messages, params, delivery)
-        with self._lock:
-            entry.request_id, entry.created_at = self._next_id, self._clock()
-            with engine_errors():
-                acceptance = self._core.submit(self._intake.new_request(entry), entry.created_at)
+        with self._lock, engine_errors():
+            facts = (entry.prompt, entry.params)
+            entry.seed = self._accord.meet(Call.SUBMIT, facts, entry.seed)
+            entry.request_id, entry.created_at = self._next_id, self._accord.now()
+            acceptance = self._core.submit(self._intake.new_request(entry), entry.created_at)
             self._next_id += params.n
             entry.num_truncated = acceptance.num_truncated_tokens
             del entry.prompt[: entry.num_truncated]
             self._ledger.add(entry)
+        self._driver.wake()
         return entry.request_id
 
     def _stream(
@@ -373,8 +368,9 @@ class InferenceEngine:
 
     def _drive(self) -> None:
         """Compute one step, and the steps that release blocks if no request is left after it."""
-        with self._driving:
-            if self._core.is_suspended and not self._ledger.num_undelivered:
+        with self._driving, engine_errors():
+            self._check_open()
+            if self._driver.is_suspended and not self._ledger.num_undelivered:
                 message = "the engine is suspended: call resume() first"
                 raise SchedulerError(message, reason="NO_EXECUTOR")
             self._driver.turn()
@@ -385,14 +381,7 @@ class InferenceEngine:
         with self._lock:
             return not self._core.num_requests and self._core.has_pending_work()
 
-    def _tenant(self, request_id: int) -> str:
-        """Return the tenant of a request; that of requests without one if it is not live."""
-        entry = self._ledger.entries.get(request_id)
-        return NO_TENANT if entry is None else entry.params.tenant
-
-    def _entry(self, request_id: int) -> Entry:
-        entry = self._ledger.entries.get(request_id)
-        if entry is None:
-            message = f"no live request has the id {request_id}: it may have ended already"
-            raise engine_error(RequestNotFound(message))
-        return entry
+    def _check_open(self) -> None:
+        if self._is_closed:
+            message = "the engine is closed: make another one"
+            raise SchedulerError(message, reason="NO_EXECUTOR")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from scheduler_svc.core.executor_port import ExecutorPort
 from scheduler_svc.core.request.events import CoreEvents, Ended, TokenLogprobs
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.scheduler import Scheduler
@@ -119,8 +120,8 @@ class Ledger:
             self._live[handle] = entry.choices[-1]
         self.entries[entry.request_id] = entry
 
-    def note_margins(self, core: Scheduler, result: StepResult) -> None:
-        """Record the margins of a result that is about to be applied."""
+    def note_margins(self, port: ExecutorPort, result: StepResult) -> None:
+        """Record the margins of an executor's result that is about to be applied."""
         if result.margin is None:
             return
         rows = zip(
@@ -131,7 +132,7 @@ class Ledger:
             strict=True,
         )
         for slot, generation, position, margin in rows:
-            owner = core.row_owner(slot, generation)
+            owner = port.row_owner(slot, generation)
             if owner is not None:
                 choice = self._live[owner]
                 choice.margins[position - len(choice.entry.prompt)] = margin

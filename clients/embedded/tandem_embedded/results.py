@@ -234,7 +234,7 @@ class EngineMetrics:
 
     `total_requests` were accepted; of them `completed_requests` ended well, `failed_requests` by an
     error, and `active_sequences` are in the system; each choice counts. `memory_utilization` is 0
-    to 1.
+    to 1. `steps_by_runner` are the steps that each runner of this process was sent.
     """
 
     total_requests: int
@@ -245,9 +245,12 @@ class EngineMetrics:
     active_sequences: int
     preemptions: int
     steps: int
+    steps_by_runner: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, stats: Stats, num_requests: int) -> EngineMetrics:
+    def of(
+        cls, stats: Stats, num_requests: int, steps_by_runner: tuple[int, ...] = ()
+    ) -> EngineMetrics:
         """Return the metrics in a core's statistics."""
         return cls(
             total_requests=stats.accepted_requests,
@@ -258,4 +261,5 @@ class EngineMetrics:
             active_sequences=num_requests,
             preemptions=stats.preemptions,
             steps=stats.steps,
+            steps_by_runner=steps_by_runner,
         )

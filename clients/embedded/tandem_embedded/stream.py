@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Self
 
-from tandem_embedded.errors import SchedulerError
+from tandem_embedded.errors import EngineError, SchedulerError
 from tandem_embedded.ledger import Delivery
 from tandem_embedded.results import CompletedRequest
 
@@ -97,5 +97,11 @@ class TextStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: object, _traceback: object
+    ) -> None:
+        try:
+            self.close()
+        except EngineError:
+            if kind is None:  # else an engine that has stopped would hide why it did
+                raise

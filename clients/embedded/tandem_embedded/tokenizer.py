@@ -235,3 +235,9 @@ class HuggingFaceTokenizer:
     def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
         """Return a detokenizer for the output that follows `prompt`."""
         return self._text.detokenizer(prompt)
+
+
+def tokenizer_of(model_dir: Path) -> HuggingFaceTokenizer | None:
+    """Return the tokenizer of a model directory; None if it has no tokenizer.json."""
+    has_file = (model_dir / "tokenizer.json").is_file()
+    return HuggingFaceTokenizer(model_dir) if has_file else None

@@ -37,7 +37,7 @@ class TestRealModel:
         plain = build(model_dir)
         wanted = [plain.complete(prompt, SEEDED).output_tokens for prompt in PROMPTS]
         engine = build(model_dir, mode)
-        memory = engine._backend.runner._kv
+        memory = engine._backends[0].runner._kv
         engine.submit_request(PROMPTS[0], SEEDED)
         engine.step()
         engine.submit_request(PROMPTS[1], SEEDED)
@@ -56,7 +56,7 @@ class TestRealModel:
         """
         The number of blocks is what the bytes hold, the dummy block counted.
         """
-        per_block = build(model_dir)._backend.runner._kv.bytes_per_block
+        per_block = build(model_dir)._backends[0].runner._kv.bytes_per_block
         engine = build(model_dir, buffer_size_gb=10.5 * per_block / 2**30)
         assert (9, 9) == (engine.config.max_num_blocks, engine.get_memory_stats().total_blocks)
 

@@ -9,7 +9,7 @@ from tandem.engine_config import EngineConfig
 from tandem.link.batch import Batch
 from tandem.link.commands import KvMode
 from tandem.link.results import StepResult
-from tandem_embedded.backend import Backend, geometry_of, load_backend
+from tandem_embedded.backend import Backend, geometry_of
 from tandem_embedded.errors import (
     ConfigError,
     EngineError,
@@ -18,6 +18,7 @@ from tandem_embedded.errors import (
     engine_errors,
 )
 from tandem_embedded.facade.batches import BatchReader, ExecutionBatch, ExecutionOutput
+from tandem_embedded.loading.runners import RunnerSettings, load_backends
 from tandem_embedded.logs import quiet_unless_configured
 from tandem_embedded.settings import check_config, model_directory
 
@@ -77,14 +78,8 @@ class ModelExecutor:
         quiet_unless_configured()
         with engine_errors():
             check_config(config)
-            config, backend = load_backend(
-                config,
-                model_directory(model_dir),
-                dtype=dtype,
-                device=device,
-                num_threads=None,
-                collect_margins=False,
-            )
+            settings = RunnerSettings(dtype=dtype, device=device)
+            config, (backend,) = load_backends(config, model_directory(model_dir), settings)
         return cls(config, backend)
 
     def execute(self, batch: ExecutionBatch) -> ExecutionOutput:

@@ -1,0 +1,177 @@
+"""
+Agreement of the ranks of one engine on calls, times and seeds.
+
+Every rank has a scheduler core of its own and makes the same calls on it. The core is a pure
+function of its calls, so that all plan the same batches, draw the same tokens and return the same
+results. What would differ between processes is taken from rank 0 at each meeting: the time, which
+orders requests and ends overdue ones, and the seed of a request that gives none. Meetings also
+compare what ranks did since the last one.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tandem.errors import ExecutorLost, InternalError, TandemError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from executor_svc.parallel.process_groups import ProcessGroups
+
+
+class Call(enum.IntEnum):
+    """Calls of an engine that all ranks make together."""
+
+    SUBMIT = 1
+    STEP = 2
+    ABORT = 3
+    PREEMPT = 4
+    SUSPEND = 5
+    RESUME = 6
+
+
+class Accord:
+    """The accord of an engine in one process, which has its own time and seeds."""
+
+    is_shared = False
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+
+    def now(self) -> float:
+        """Return the time, in monotonic seconds."""
+        return self._clock()
+
+    def meet(self, call: Call, facts: object = None, seed: int = 0) -> int:  # noqa: ARG002  # of ranks
+        """
+        Agree on a call; returns the seed for it.
+
+        Args:
+            call: The call that is made.
+            facts: What ranks must have in common: arguments, or results.
+            seed: Seed of our own, from 0 to 2^64 - 1.
+
+        Raises:
+            InternalError: Ranks make different calls, or found different results.
+            ExecutorLost: Another rank is gone, or this one has stopped before.
+        """
+        return seed
+
+    def stop(self, error: Exception) -> TandemError:
+        """Let no further call be made after an error, and return what the caller is to be told."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise ExecutorLost if `stop` was called before."""
+
+    def close(self) -> None:
+        """Let go of the other ranks: nothing is agreed on any more."""
+
+
+class RanksAccord(Accord):
+    """The accord of an engine on several ranks; between meetings time stands still."""
+
+    is_shared = True
+
+    def __init__(self, clock: Callable[[], float], groups: ProcessGroups, *, is_own: bool) -> None:
+        """
+        Args:
+            clock: Clock in monotonic seconds; that of rank 0 counts.
+            groups: The ranks.
+            is_own: True for a group that nothing else uses, which `close` destroys.
+        """
+        super().__init__(clock)
+        self._is_own = is_own
+        self._group = groups.tensor
+        self._rank, self._size = groups.tensor_rank, groups.tensor_size
+        self._now = 0.0
+        self._stopped: str | None = None
+        self.meet(Call.STEP)
+
+    def now(self) -> float:
+        """Return rank 0's time at the last meeting."""
+        return self._now
+
+    def meet(self, call: Call, facts: object = None, seed: int = 0) -> int:
+        """See `Accord.meet`."""
+        self.check()
+        if self._group is None:
+            return seed
+        clock = struct.unpack("<q", struct.pack("<d", self._clock()))[0]
+        own = [int(call), _digest(facts), clock, seed - (seed >> 63 << 64)]
+        try:
+            told = self._gathered(own)
+        except RuntimeError as error:
+            raise self.stop(error) from error
+        for rank, one in enumerate(told):
+            if one[:2] != told[0][:2]:
+                raise self.stop(InternalError(_difference(rank, Call(one[0]), Call(told[0][0]))))
+        self._now = max(self._now, struct.unpack("<d", struct.pack("<q", told[0][2]))[0])
+        return told[0][3] % 2**64
+
+    def stop(self, error: Exception) -> TandemError:
+        """See `Accord.stop`: ranks that stopped at different places never meet again."""
+        text = error.message if isinstance(error, TandemError) else str(error) or repr(error)
+        self._stopped = text.partition("\n")[0]
+        if isinstance(error, TandemError):
+            return error
+        return ExecutorLost(f"{self._rank_text()} cannot go on: {self._stopped}")
+
+    def check(self) -> None:
+        """See `Accord.check`."""
+        if self._stopped is not None:
+            message = (
+                f"{self._rank_text()} has stopped ({self._stopped}), and ranks that stopped at "
+                "different places never meet again: end all processes and start them anew"
+            )
+            raise ExecutorLost(message)
+
+    def close(self) -> None:
+        """See `Accord.close`; nothing of the engine refers to the group then."""
+        from torch import distributed  # noqa: PLC0415  # there are groups, so it is there
+
+        group, self._group = self._group, None
+        if self._is_own and group is not None and distributed.is_initialized():
+            distributed.destroy_process_group(group)
+
+    def _rank_text(self) -> str:
+        return f"rank {self._rank} of the model"
+
+    def _gathered(self, own: list[int]) -> list[list[int]]:
+        # These import PyTorch, which is there since there are groups.
+        import torch  # noqa: PLC0415
+        from torch import distributed  # noqa: PLC0415
+
+        device = "cuda" if distributed.get_backend(self._group) == "nccl" else "cpu"
+        given = torch.tensor(own, dtype=torch.int64, device=device)
+        told: list[Tensor] = [torch.empty_like(given) for _ in range(self._size)]
+        distributed.all_gather(told, given, group=self._group)
+        return [one.tolist() for one in told]
+
+
+def accord_of(
+    clock: Callable[[], float], groups: ProcessGroups | None, *, is_own: bool = False
+) -> Accord:
+    """Return the accord of an engine's ranks, or of one without any; all ranks call it together."""
+    return Accord(clock) if groups is None else RanksAccord(clock, groups, is_own=is_own)
+
+
+def _digest(facts: object) -> int:
+    digest = hashlib.blake2b(repr(facts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def _difference(rank: int, call: Call, first: Call) -> str:
+    if call is not first:
+        return (
+            f"the ranks of a model must make the same calls in the same order, but rank {rank} "
+            f"made {call.name} and rank 0 {first.name}"
+        )
+    if call is Call.STEP:
+        return f"rank {rank} drew other tokens than rank 0, or planned another step"
+    return f"rank {rank} made {call.name} with other arguments than rank 0"

@@ -1,0 +1,180 @@
+"""One runner of an engine, with the steps on their way between it and the core."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from scheduler_svc.core.executor_port import ExecutorPort
+from tandem.errors import SessionLost
+from tandem.link.batch import Batch
+from tandem.link.results import StepResult
+from tandem_embedded.backend import Backend
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+
+class Lane:
+    """
+    A runner and the core's port to it; the driver owns it and guards the port with its lock.
+
+    A runner that is alone computes on the thread that drives, another on a thread of its own.
+
+    Attributes:
+        port: Port of the core.
+        runner: Runner, which is called by `call` alone.
+        num_steps: Number of steps that were sent to the runner.
+    """
+
+    def __init__(
+        self,
+        port: ExecutorPort,
+        backend: Backend,
+        *,
+        window: int,
+        is_alone: bool,
+        on_done: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            port: Port of the core.
+            backend: Runner and its device.
+            window: Number of steps planned before the first of them is applied, at least 1.
+            is_alone: True for the only runner of an engine.
+            on_done: Called after each step, on the runner's thread.
+        """
+        self.port = port
+        self.runner = backend.runner
+        self.num_steps = 0
+        self._window = window
+        self._on_done = on_done
+        self._worker = _inline(backend.device) if is_alone else _thread(port.number, backend.device)
+        self._planned: tuple[Batch, int] | None = None
+        self._under_way: deque[Future[StepResult]] = deque()
+        self._num_ahead = 0
+        """Number of steps under way whose results are not due."""
+        self._has_failed = False
+        """True after a step failed, until `start_over`; set on the runner's thread."""
+
+    def plan(self, now: float) -> None:
+        """Plan the next step, unless results are due first; the core's lock is held."""
+        self._num_ahead = self._window - 1
+        if self._has_failed or len(self._under_way) >= self._window:
+            return
+        batch = self.port.schedule(now)
+        if batch is None:
+            self._num_ahead = 0
+        else:
+            self._planned = batch, self.port.state_hash
+
+    def start(self) -> None:
+        """Let the runner compute the step that was planned, if there is one."""
+        planned, self._planned = self._planned, None
+        if planned is not None:
+            self.send(*planned)
+
+    def send(self, batch: Batch, state_hash: int) -> None:
+        """Let the runner compute a batch, after which its slots have this hash."""
+        self.num_steps += 1
+        future = self._worker.submit(self._compute, batch, state_hash, self.num_steps)
+        self._under_way.append(future)
+        future.add_done_callback(lambda _: self._on_done())
+
+    @property
+    def is_due(self) -> bool:
+        """True while a result must be applied before the next step is planned."""
+        num_ahead = 0 if self._has_failed else self._num_ahead
+        return len(self._under_way) > num_ahead
+
+    def try_take(self) -> StepResult | None:
+        """Return the next result that is due and has arrived; raises the error of a failed step."""
+        if not self.is_due or not self._under_way[0].done():
+            return None
+        return self._under_way.popleft().result()
+
+    def take(self) -> StepResult:
+        """Wait for the oldest result; raises the error of a failed step."""
+        return self._under_way.popleft().result()
+
+    @property
+    def is_under_way(self) -> bool:
+        """True while a step has no applied result."""
+        return bool(self._under_way)
+
+    @property
+    def newest(self) -> StepResult | None:
+        """Result of the newest step under way, waited for; None without any."""
+        return self._under_way[-1].result() if self._under_way else None
+
+    def call(
+        self, function: Callable[_Given, _Result], *args: _Given.args, **named: _Given.kwargs
+    ) -> _Result:
+        """Call a function of the runner where it computes, after the steps under way."""
+        return self._worker.submit(partial(function, *args, **named)).result()
+
+    def start_over(self) -> None:
+        """Drop all steps and clear the runner."""
+        self._planned = None
+        wait(self._under_way)
+        self._under_way.clear()
+        self.call(self.runner.reset)
+        self._has_failed = False
+
+    def close(self) -> None:
+        """Drop all steps and the runner, and end its thread after the step that it computes."""
+        self._worker.shutdown(cancel_futures=True)
+        self._under_way.clear()
+        self.__dict__.pop("runner", None)
+
+    def _compute(self, batch: Batch, state_hash: int, step_id: int) -> StepResult:
+        if self._has_failed:
+            raise SessionLost(f"the step before step {step_id} failed")
+        try:
+            result = self.runner.execute(batch, step_id)
+        except Exception:
+            self._has_failed = True
+            raise
+        if self.runner.state_hash != state_hash:
+            self._has_failed = True
+            raise SessionLost(f"scheduler and runner disagree after step {step_id}")
+        return result
+
+
+class _Inline(Executor):
+    """Computes at once, on the thread that submits."""
+
+    def submit(
+        self, fn: Callable[_Given, _Result], /, *args: _Given.args, **kwargs: _Given.kwargs
+    ) -> Future[_Result]:
+        future: Future[_Result] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001  # raised again by `Future.result`
+            future.set_exception(error)
+        return future
+
+
+def _inline(device: str) -> Executor:
+    _use_device(device)
+    return _Inline()
+
+
+def _thread(number: int, device: str) -> Executor:
+    return ThreadPoolExecutor(
+        max_workers=1,
+        thread_name_prefix=f"tandem-runner-{number}",
+        initializer=_use_device,
+        initargs=(device,),
+    )
+
+
+def _use_device(device: str) -> None:
+    """Let this thread's kernels run on a GPU."""
+    if device.startswith("cuda"):
+        import torch  # noqa: PLC0415  # the backend has imported it, if it needs it
+
+        torch.cuda.set_device(device)

@@ -1,0 +1,356 @@
+"""Several runners in one engine, over runners without a model."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+
+import pytest
+
+from scheduler_svc.core.request.options import Routing
+from tandem.errors import OutOfMemory
+from tandem_embedded import (
+    CoreOptions,
+    ExecutionError,
+    FinishReason,
+    GenerationParams,
+    InferenceEngine,
+    SchedulerError,
+)
+from tests.clients.embedded.fake_backend import expected
+from tests.clients.embedded.parallel.fleet import by_id, fleet
+
+EIGHT = GenerationParams(max_tokens=8)
+PROMPTS = [f"prompt {number:02}" for number in range(16)]
+ENOUGH_S = 30.0
+
+
+def threads_of_runners() -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name.startswith("tandem-runner")]
+
+
+def submit_all(engine: InferenceEngine) -> None:
+    for prompt in PROMPTS:
+        engine.submit_request(prompt, EIGHT)
+
+
+def check_all(engine: InferenceEngine) -> None:
+    """Check that all requests get their tokens, and that nothing is left behind."""
+    found = [request.output_tokens for request in by_id(engine.run())]
+    assert [expected(prompt, 8) for prompt in PROMPTS] == found
+    assert 0 == engine.get_memory_stats().used_blocks
+    engine.check_integrity()
+
+
+class TestServing:
+    @pytest.mark.parametrize("count", [2, 3])
+    @pytest.mark.parametrize("window", [1, 2, 4])
+    def test_every_request_gets_its_tokens(self, count, window):
+        """
+        Requests are spread over all runners and completed once each, however far steps are planned
+        ahead.
+        """
+        engine, runners = fleet(count, window=window)
+        submit_all(engine)
+        check_all(engine)
+        assert all(sum(runner.row_counts) for runner in runners)
+        steps = engine.get_metrics().steps_by_runner
+        assert [len(runner.row_counts) for runner in runners] == list(steps)
+
+    def test_statistics_are_those_of_all(self):
+        """
+        Blocks of all runners count, and requests that run on any.
+        """
+        engine, _ = fleet()
+        submit_all(engine)
+        for _ in range(4):
+            engine.step()
+        stats = engine.get_memory_stats()
+        assert 128 == stats.total_blocks
+        assert 4 < stats.num_sequences <= 8
+
+    def test_runners_compute_at_the_same_time(self):
+        """
+        A step of one runner may wait for a step of another.
+        """
+        engine, runners = fleet()
+        both = threading.Barrier(2)
+        is_first = {0: True, 1: True}
+
+        def meet(number: int) -> None:
+            if is_first[number]:
+                is_first[number] = False
+                both.wait(ENOUGH_S)
+
+        for number, runner in enumerate(runners):
+            runner.before = lambda _batch, number=number: meet(number)
+        submit_all(engine)
+        check_all(engine)
+
+    def test_idle_runner_takes_what_comes_while_the_other_computes(self):
+        """
+        A request that is submitted while one runner computes and another is idle is served at once,
+        though no result wakes the thread that drives.
+        """
+        engine, runners = fleet()
+        is_computing, may_go_on = threading.Event(), threading.Event()
+
+        def hold(_batch) -> None:
+            is_computing.set()
+            assert may_go_on.wait(ENOUGH_S)
+
+        def pass_by(_batch) -> None:
+            may_go_on.set()
+
+        runners[0].before, runners[1].before = hold, pass_by
+        engine.submit_request("abc", EIGHT)
+        found = []
+        driving = threading.Thread(target=lambda: found.extend(engine.run()))
+        driving.start()
+        assert is_computing.wait(ENOUGH_S)
+        engine.submit_request("abcd", EIGHT)
+        driving.join(ENOUGH_S)
+        assert not driving.is_alive()
+        outputs = [request.output_tokens for request in by_id(found)]
+        assert [expected("abc", 8), expected("abcd", 8)] == outputs
+
+    def test_requests_end_where_they_are_aborted(self):
+        """
+        Aborted requests keep their output so far, on whichever runner they were; the others go on.
+        """
+        engine, _ = fleet()
+        submit_all(engine)
+        for _ in range(6):
+            engine.step()
+        aborted = {0, 3, 15}
+        for number in aborted:
+            engine.abort(number)
+        for request in engine.run():
+            wanted = expected(PROMPTS[request.request_id], 8)
+            if request.request_id in aborted:
+                assert FinishReason.CANCELLED is request.finish_reason
+                assert wanted[: request.generated_tokens] == request.output_tokens
+            else:
+                assert wanted == request.output_tokens
+        engine.check_integrity()
+
+    def test_streams_and_threads_share_the_runners(self):
+        """
+        Threads that stream side by side get their own text.
+        """
+        engine, runners = fleet()
+        found: dict[str, str] = {}
+
+        def stream(prompt: str) -> None:
+            found[prompt] = "".join(piece.text for piece in engine.stream(prompt, EIGHT))
+
+        threads = [threading.Thread(target=stream, args=(prompt,)) for prompt in PROMPTS]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(ENOUGH_S)
+        decode = engine.tokenizer.decode
+        assert {prompt: decode(expected(prompt, 8)) for prompt in PROMPTS} == found
+        assert all(sum(runner.row_counts) for runner in runners)
+
+    @pytest.mark.parametrize("routing", [Routing.LONGEST_PREFIX, Routing.FIRST_PREFIX_BLOCK])
+    def test_prompts_go_where_their_prefix_is(self, routing):
+        """
+        Under routing by prefix, a prompt is computed by the runner that has its beginning.
+        """
+        engine, _ = fleet(options=CoreOptions(routing=routing))
+        first, second = [5] * 24, [6] * 24
+        for prompt in (first, second):
+            engine.submit_request(prompt, EIGHT)
+        engine.run()
+        for _ in range(3):
+            for prompt in (first, second):
+                engine.submit_request([*prompt, 7], EIGHT)
+            assert [24, 24] == [request.num_cached_tokens for request in engine.run()]
+
+
+class TestSuspension:
+    @pytest.mark.parametrize("mode", ["persist", "offload", "recompute"])
+    @pytest.mark.parametrize("window", [1, 3])
+    def test_all_runners_are_suspended_and_resumed(self, mode, window):
+        """
+        Requests on all runners have their tokens after a suspension in the middle.
+        """
+        engine, runners = fleet(window=window, kv_cache_management_mode=mode)
+        submit_all(engine)
+        for _ in range(5):
+            engine.step()
+        engine.suspend()
+        assert engine.is_suspended
+        assert all(runner.executor.is_suspended for runner in runners)
+        with pytest.raises(SchedulerError, match="call resume"):
+            engine.run()
+        engine.resume()
+        assert not engine.is_suspended
+        check_all(engine)
+
+    def test_all_go_on_where_one_cannot_be_suspended(self):
+        """
+        If the second runner cannot give its memory back, the first takes its own again, and all
+        requests get their tokens.
+        """
+        engine, runners = fleet(kv_cache_management_mode="offload")
+        submit_all(engine)
+        for _ in range(5):
+            engine.step()
+
+        def fail(_mode) -> None:
+            raise OutOfMemory("the host is full")
+
+        runners[1].suspend = fail
+        with pytest.raises(Exception, match="the host is full"):
+            engine.suspend()
+        assert not engine.is_suspended
+        check_all(engine)
+
+    def test_resumption_may_be_tried_again(self):
+        """
+        Where one runner's memory is taken, the engine stays suspended until it is there.
+        """
+        engine, runners = fleet(kv_cache_management_mode="offload")
+        submit_all(engine)
+        engine.step()
+        engine.suspend()
+        resume = runners[1].resume
+
+        def fail() -> None:
+            raise OutOfMemory("the memory is taken")
+
+        runners[1].resume = fail
+        with pytest.raises(Exception, match="the memory is taken"):
+            engine.resume()
+        assert engine.is_suspended
+        runners[1].resume = resume
+        engine.resume()
+        check_all(engine)
+
+
+class TestFailures:
+    @pytest.mark.parametrize("error", [RuntimeError("device"), OutOfMemory("full"), MemoryError()])
+    @pytest.mark.parametrize("window", [1, 2])
+    def test_step_that_fails_costs_no_request(self, error, window):
+        """
+        Requests of a runner whose step fails are computed again, there or elsewhere.
+        """
+        engine, runners = fleet(window=window)
+        submit_all(engine)
+        for _ in range(4):
+            engine.step()
+        runners[1].fail_next = [error, error]
+        check_all(engine)
+        assert 2 == runners[1].num_resets
+        assert 0 == runners[0].num_resets
+
+    def test_runner_that_always_fails_costs_no_request(self):
+        """
+        While another runner computes, no request fails of a runner that cannot.
+        """
+        engine, runners = fleet()
+
+        def fail(_batch) -> None:
+            raise RuntimeError("device is gone")
+
+        runners[0].before = fail
+        submit_all(engine)
+        check_all(engine)
+
+    def test_request_that_no_runner_survives_fails_alone(self):
+        """
+        A request under which every step fails ends with an error; the others get their tokens.
+        """
+        engine, runners = fleet()
+
+        def fail(batch) -> None:
+            if any(9 in admission.token_ids for admission in batch.admits):
+                raise RuntimeError("a bug")
+
+        for runner in runners:
+            runner.before = fail
+        poison = engine.submit_request([9, 9, 9], EIGHT)
+        submit_all(engine)
+        failed, *others = by_id(engine.run())
+        assert poison == failed.request_id
+        assert isinstance(failed.error, ExecutionError)
+        assert [expected(prompt, 8) for prompt in PROMPTS] == [one.output_tokens for one in others]
+        engine.check_integrity()
+
+    def test_requests_fail_where_nothing_can_be_computed(self):
+        """
+        With every runner broken all requests fail, and the engine can be used once they work.
+        """
+        engine, runners = fleet()
+
+        def fail(_batch) -> None:
+            raise RuntimeError("device is gone")
+
+        for runner in runners:
+            runner.before = fail
+        submit_all(engine)
+        assert all(request.error is not None for request in engine.run())
+        for runner in runners:
+            runner.before = lambda _batch: None
+        submit_all(engine)
+        found = [request.output_tokens for request in by_id(engine.run())]
+        assert [expected(prompt, 8) for prompt in PROMPTS] == found
+
+    def test_bug_of_a_runner_is_raised_and_the_engine_goes_on(self):
+        """
+        An error that no step should raise reaches the caller once, and no request is lost.
+        """
+        engine, runners = fleet()
+        submit_all(engine)
+        engine.step()
+        runners[1].fail_next = [ValueError("a bug")]
+        with pytest.raises(ValueError, match="a bug"):
+            engine.run()
+        check_all(engine)
+
+
+class TestEnd:
+    def test_closed_engine_has_no_threads(self):
+        """
+        `with` ends the threads of the runners, also with work pending; nothing is accepted then.
+        """
+        before = threads_of_runners()
+        engine, _ = fleet()
+        with engine:
+            submit_all(engine)
+            engine.step()
+            assert before != threads_of_runners()
+        engine.close()
+        assert before == threads_of_runners()
+        for call in (engine.run, engine.suspend, lambda: engine.complete("abc")):
+            with pytest.raises(SchedulerError, match="closed"):
+                call()
+
+    def test_forgotten_engine_has_no_threads(self):
+        """
+        Threads end with the last reference to their engine.
+        """
+        before = threads_of_runners()
+        engine, _ = fleet()
+        submit_all(engine)
+        engine.run()
+        del engine
+        gc.collect()
+        end_s = time.monotonic() + ENOUGH_S
+        while before != threads_of_runners() and time.monotonic() < end_s:
+            time.sleep(0.01)
+        assert before == threads_of_runners()
+
+    def test_one_runner_needs_no_thread(self):
+        """
+        The runner of an engine with one computes on the thread that drives.
+        """
+        engine, (runner,) = fleet(1)
+        threads = []
+        runner.before = lambda _batch: threads.append(threading.current_thread())
+        submit_all(engine)
+        check_all(engine)
+        assert {threading.current_thread()} == set(threads)
