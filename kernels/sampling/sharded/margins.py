@@ -59,7 +59,7 @@ def _near_top_p(
 ) -> Tensor:
     """
     Find the ids above which the mass is away from top_p by less than `span`: bool ``[R, width]``.
-    They lie between two keys, which are searched for together.
+    They lie between two keys, which are searched for together; the best is not among them.
     """
     num_rows = len(scaled)
     share = top_p.double()[:, None].repeat(2, 1)
@@ -73,7 +73,7 @@ def _near_top_p(
     low, high = found[:num_rows], found[num_rows:]
     key = keys_of(scaled, lowest)
     between: Tensor = (key > low[:, None]) & (key <= high[:, None])
-    return between & (key > 0) & (top_p < 1)[:, None]
+    return between & (top_p < 1)[:, None]
 
 
 def _bounds(scaled: Tensor, kept: Tensor, shard: VocabularyShard) -> tuple[Tensor, Tensor]:
