@@ -229,7 +229,7 @@ class TestEveryWayOfServing:
         probabilities.
         """
         engine = build_engine(model_dir, window=window)
-        runner = engine._backend.runner
+        runner = engine._backends[0].runner
         compute, num_steps = runner.execute, 0
 
         def fail_once(batch, step_id) -> StepResult:

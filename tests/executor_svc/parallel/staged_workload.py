@@ -52,7 +52,7 @@ class Told:
 
 def in_flight(groups: ProcessGroups = SINGLE, directory: Path = Path()) -> Told:
     """Compute requests that come and go, with several steps in flight at a time."""
-    bench = Bench.build(directory, groups=groups, **SAME)
+    bench = _bench(groups, directory)
     steps = [*joins_and_leaves(bench.block_ids, [FILTERED, PENALISED, ASKED])]
     collects, results = [], []
     for step, plan in enumerate(steps):
@@ -67,7 +67,7 @@ def lanes(groups: ProcessGroups = SINGLE, directory: Path = Path()) -> Told:
     Compute requests of two lanes in turn. All stages but the first begin once that has launched a
     step of each lane.
     """
-    bench, ranks = Bench.build(directory, groups=groups, **SAME), AllRanks(groups)
+    bench, ranks = _bench(groups, directory), AllRanks(groups)
     traffics = [Traffic(bench.block_ids[:30]), Traffic(bench.block_ids[30:])]
     plans = [each.join(lane, 9 + lane, NOISY) for lane, each in enumerate(traffics)]
     plans += [traffics[step % 2].decode() for step in range(8)]
@@ -88,7 +88,7 @@ def chunked(groups: ProcessGroups, directory: Path, begun: Path) -> bool:
     Compute a part of a prompt, which samples nothing, and tell whether the last stage had begun
     when its result was known.
     """
-    bench, ranks = Bench.build(directory, groups=groups, **SAME), AllRanks(groups)
+    bench, ranks = _bench(groups, directory), AllRanks(groups)
     admit = bench.admit(0, random_tokens(40, seed=3))
     plan = batch(Row(0, 0, 30, samples=False), admits=[admit])
     if groups.pipeline_rank:
@@ -107,7 +107,7 @@ def reused(groups: ProcessGroups = SINGLE, directory: Path = Path()) -> Told:
     Compute a request whose slot goes to a shorter one while its last step is in flight, and to one
     that samples nothing; the newer ones do not wait for the tokens of the older.
     """
-    bench = Bench.build(directory, groups=groups, **SAME)
+    bench = _bench(groups, directory)
     prompts = [random_tokens(length, seed=length) for length in (9, 4, 20)]
     blocks = bench.take_blocks(40)
     admits = [
@@ -130,7 +130,7 @@ def errors(groups: ProcessGroups = SINGLE, directory: Path = Path()) -> list[tup
     Return the slots and kinds of rows that fail because of an unknown id, and of a projection that
     is broken on the stages that have one; a good row is beside the first.
     """
-    bench = Bench.build(directory, groups=groups, **SAME)
+    bench = _bench(groups, directory)
     unknown, good = [1, 2, 9999], [1, 2, 3]
     admits = [bench.admit(slot, prompt) for slot, prompt in enumerate([unknown, good])]
     rows = [Row(slot, 0, 3) for slot in (0, 1)]
@@ -142,7 +142,7 @@ def errors(groups: ProcessGroups = SINGLE, directory: Path = Path()) -> list[tup
 
 def refused(groups: ProcessGroups = SINGLE, directory: Path = Path()) -> list[int]:
     """Contradict the slots with a step in flight, forget all slots, and return a token after it."""
-    bench = Bench.build(directory, groups=groups, **SAME)
+    bench = _bench(groups, directory)
     prompt = random_tokens(9, seed=4)
     admit = admission(0, prompt, bench.take_blocks(14), sampling=SEEDED)
     bench.runner.launch(batch(Row(0, 0, 9), admits=[admit]), 1)
@@ -161,6 +161,15 @@ def is_stacked(groups: ProcessGroups, directory: Path) -> bool:
     bench = Bench.build(directory, groups=groups, packs=True)
     choose_kernels(CPU, "off")
     return bench.runner._decoder._stack is not None
+
+
+def _bench(groups: ProcessGroups, directory: Path) -> Bench:
+    """
+    Build a bench that computes with the definitions, as ranks of the pool do, whatever this process
+    chose before: the C++ library's log probabilities differ in their last bits.
+    """
+    choose_kernels(CPU, "off")
+    return Bench.build(directory, groups=groups, **SAME)
 
 
 def _told(bench: Bench, results: list[StepResult]) -> Told:

@@ -41,54 +41,56 @@ def integers(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
 
 
 def products_of_far_rows() -> None:
-    """Multiply the first chunk of rows of x and of the weight."""
+    """Multiply the first part of rows of x and of the weight."""
     x, weight = integers(3, 16), integers(3, 16)
     partial = torch.full((1, 3, 3), float("nan"))
     linear_kernel[(1, 1)](
-        far(x), far(weight), partial, partial, partial, 3, COLUMNS=3, WIDTH=STRIDE, **tile()
+        far(x), far(weight), partial, partial, partial, 3, COLUMNS=3, WIDTH=STRIDE, **tile(STRIDE)
     )
     assert torch.equal(x.float() @ weight.float().T, partial[0])
 
 
 def products_to_far_rows() -> None:
-    """Add a product to the first columns of rows, in one go and by chunks."""
+    """Add a product to the first columns of rows, in one go and by parts."""
     x, weight, held = integers(3, 16), integers(16, 16), integers(3, 16)
     expected = held + x @ weight.T
     out = far(held)
     linear_kernel[(1, 1)](
-        x, weight, out, out, out, 3, COLUMNS=STRIDE, WIDTH=16, **tile(direct=True, adds=True)
+        x, weight, out, out, out, 3, COLUMNS=STRIDE, WIDTH=16, **tile(16, direct=True, adds=True)
     )
     assert torch.equal(expected, out[:, :16])
     out, partial = far(held), far(torch.full((3, 16), float("nan"), dtype=torch.float32))
-    linear_kernel[(1, 1)](x, weight, out, out, partial, 3, COLUMNS=STRIDE, WIDTH=16, **tile())
-    merge(3, partial, out, num_chunks=1)
+    linear_kernel[(1, 1)](x, weight, out, out, partial, 3, COLUMNS=STRIDE, WIDTH=16, **tile(16))
+    merge(3, partial, out, num_parts=1)
     assert torch.equal(expected, out[:, :16])
 
 
-def products_by_far_chunks() -> None:
-    """Multiply one row in three chunks; the sums of the third lie behind 2**31 elements."""
+def products_by_far_parts() -> None:
+    """Multiply one row in three parts; the sums of the third lie behind 2**31 elements."""
     x, weight, held = integers(1, 48), integers(16, 48), integers(1, 16)
     out, partial = far(held), far(torch.full((3, 16), float("nan"), dtype=torch.float32))
-    linear_kernel[(1, 3)](x, weight, out, out, partial, 1, COLUMNS=STRIDE, WIDTH=48, **tile())
-    merge(1, partial, out, num_chunks=3)
+    linear_kernel[(1, 3)](x, weight, out, out, partial, 1, COLUMNS=STRIDE, WIDTH=48, **tile(48, parts=3))
+    merge(1, partial, out, num_parts=3)
     assert torch.equal(held + x @ weight.T, out[:, :16])
 
 
-def tile(*, direct: bool = False, adds: bool = False) -> dict[str, Any]:
-    """Return the sizes of a tile whose chunks are 16 elements of each row."""
-    sizes = {"ROW_TILE": 16, "COLUMN_TILE": 16, "DEPTH": 16, "CHUNK_TILES": 1, "NUM_CHUNKS": 1}
-    return {**sizes, "DIRECT": direct, "BIASED": False, "ADDS": adds}
+def tile(width: int, *, parts: int = 1, direct: bool = False, adds: bool = False) -> dict[str, Any]:
+    """Return the sizes of a tile whose parts are 16 elements of each row of one chunk."""
+    sizes = {"ROW_TILE": 16, "COLUMN_TILE": 16, "DEPTH": 16, "PART_TILES": 1, "NUM_PARTS": parts}
+    flags = {"JOINS": False, "DIRECT": direct, "BIASED": False, "ADDS": adds}
+    return {"CHUNK_WIDTH": width, **sizes, **flags}
 
 
-def merge(num_rows: int, partial: Tensor, out: Tensor, *, num_chunks: int) -> None:
-    """Merge the chunks of the first 16 columns."""
+def merge(num_rows: int, partial: Tensor, out: Tensor, *, num_parts: int) -> None:
+    """Merge the parts of the first 16 columns."""
     merge_kernel[(num_rows, 1)](
         partial,
         out,
         out,
         num_rows,
         COLUMNS=STRIDE,
-        NUM_CHUNKS=num_chunks,
+        NUM_CHUNKS=1,
+        NUM_PARTS=num_parts,
         COLUMN_TILE=16,
         BIASED=False,
         ADDS=True,

@@ -14,7 +14,7 @@ class TestFarTensors:
         [
             "products_of_far_rows",
             "products_to_far_rows",
-            "products_by_far_chunks",
+            "products_by_far_parts",
             "decode_rows_of_far_slots",
             "patches_of_the_last_word",
             "edits_of_far_rows",
