@@ -301,6 +301,7 @@ def _describe(
         max_batch_size=limits.max_batch_size,
         max_total_tokens=limits.max_total_tokens,
         max_inflight_steps=MAX_INFLIGHT_STEPS,
+        num_stages=model.groups.pipeline_size,
         kv_bytes_per_block=kv.bytes_per_block,
         eos_token_ids=np.asarray(model.config.eos_token_ids, "<i4").tobytes(),
         generation_defaults=defaults,

@@ -12,7 +12,7 @@ from scheduler_svc.ipc.messages import Model
 from tandem.engine_config import EngineConfig
 from tandem.errors import IncompatibleExecutor
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse
-from tandem.link import PROTOCOL_VERSION
+from tandem.link import MAX_STAGES, PROTOCOL_VERSION
 from tandem.sampling_params import SamplingParams, broken_range, params_with_defaults
 
 
@@ -83,6 +83,7 @@ def read_description(answer: DescribeResponse) -> ExecutorDescription:
             max_total_tokens=answer.max_total_tokens,
             max_model_len=answer.max_model_len,
             num_host_blocks=answer.num_host_blocks,
+            num_stages=answer.num_stages if answer.HasField("num_stages") else 1,
         ),
         max_inflight_steps=answer.max_inflight_steps,
         kv_bytes_per_block=answer.kv_bytes_per_block,
@@ -112,6 +113,11 @@ def _check(answer: DescribeResponse) -> None:
     for name in positive:
         if getattr(answer, name) < 1:
             raise IncompatibleExecutor(f"the executor describes itself with {name} 0")
+    if answer.HasField("num_stages") and not 1 <= answer.num_stages <= MAX_STAGES:
+        raise IncompatibleExecutor(
+            f"the executor describes itself with num_stages {answer.num_stages}, which is not from "
+            f"1 to {MAX_STAGES}"
+        )
     if not answer.boot_id or not answer.model_fingerprint:
         raise IncompatibleExecutor("the executor describes itself without boot or model identity")
     if len(answer.eos_token_ids) % 4:

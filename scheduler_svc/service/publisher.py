@@ -38,6 +38,8 @@ MAX_LOGPROB_BYTES = 64 * 1024
 Limit of the stream numbers and top logprobs of one message, in bytes; one step that has more is
 still sent as one message.
 """
+MAX_SPLITS = 64
+"""Most columns of handles whose split is kept: those of lanes of all executors, and former ones."""
 STREAM_BITS = 32
 _STREAM_MASK = (1 << STREAM_BITS) - 1
 
@@ -170,8 +172,8 @@ class Publisher:
         self._outboxes: dict[int, _Outbox] = {}
         self._retry_s: dict[int, float] = {}
         """Time of the next attempt by frontend, for each full pipe."""
-        self._last_version = 0
-        self._last_split: _Split = []
+        self._splits: dict[int, _Split] = {}
+        """Split of each version of a column of handles that came lately."""
         self.num_merged = 0
 
     @property
@@ -295,10 +297,10 @@ class Publisher:
         Split the entries of a column of handles by frontend.
 
         Most steps produce tokens for the same requests as the step before. The column then has the
-        same version, other than 0, and the last split is returned again.
+        same version, other than 0, and its split is returned again; so for each executor and lane.
         """
-        if version and version == self._last_version:
-            return self._last_split
+        if version and (known := self._splits.get(version)) is not None:
+            return known
         stream = handle.astype(np.uint32)  # the low 32 bits
         owner = handle >> STREAM_BITS
         first = int(owner[0])
@@ -307,7 +309,10 @@ class Publisher:
         else:
             owners = [(frontend, owner == frontend) for frontend in np.unique(owner).tolist()]
             split = [(frontend, mine, stream[mine].tobytes()) for frontend, mine in owners]
-        self._last_version, self._last_split = version, split
+        if version:
+            if len(self._splits) == MAX_SPLITS:  # of rows that changed, all but a few
+                self._splits.clear()
+            self._splits[version] = split
         return split
 
 

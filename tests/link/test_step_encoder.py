@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tandem.executor.v1 import batch_pb2
 from tandem.link.batch import Batch
-from tandem.link.codec.step_encoder import StepEncoder
+from tandem.link.codec.step_encoder import MAX_VERSIONS, StepEncoder
 from tandem.link.codec.wire import encode_step
 from tandem.link.commands import KvMode, Resume, Step, Suspend
 from tests.link.values import admission, ints
@@ -84,6 +84,20 @@ class TestStepEncoder:
             assert expected(unnumbered, ONES) == parsed(encoder.encode(unnumbered, **ONES))
             unnumbered.row_slot[0] += 1
             assert expected(unnumbered, ONES) == parsed(encoder.encode(unnumbered, **ONES))
+
+    def test_rows_that_take_turns_are_kept(self):
+        """
+        Rows of several versions in turn, as of lanes, are each encoded right, and few are kept.
+        """
+        encoder = StepEncoder()
+        for step in range(3):
+            for version in range(1, 5):
+                batch = decode_rows(2 + version, version)
+                batch = replace(batch, row_start=batch.row_start + step)
+                assert expected(batch, ONES) == parsed(encoder.encode(batch, **ONES))
+        for version in range(5, 5 + 2 * MAX_VERSIONS):
+            encoder.encode(decode_rows(3, version), **ONES)
+        assert len(encoder._columns) <= MAX_VERSIONS
 
     @pytest.mark.parametrize(
         "more",

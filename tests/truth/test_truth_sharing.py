@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -50,7 +50,13 @@ class Served:
     """A core and a runner on one tiny model, driven until no request is left."""
 
     def __init__(
-        self, model_dir: Path, options: CoreOptions, *, block_size: int = 16, num_blocks: int = 80
+        self,
+        model_dir: Path,
+        options: CoreOptions,
+        *,
+        block_size: int = 16,
+        num_blocks: int = 80,
+        num_stages: int = 1,
     ) -> None:
         config = EngineConfig(
             block_size=block_size,
@@ -62,10 +68,14 @@ class Served:
         )
         settings = RunnerSettings(dtype="float32", num_threads=NUM_THREADS, collect_margins=True)
         config, (self.backend,) = load_backends(config, model_dir, settings)
-        self.core = Scheduler(config, _geometry(config, self.backend), options)
+        geometry = replace(_geometry(config, self.backend), num_stages=num_stages)
+        self.core = Scheduler(config, geometry, options)
         self.cached: list[int] = []
         """Number of cached tokens of every admission."""
         self.num_copies = 0
+        self.batches: list[Batch] = []
+        """Batches of steps in depth."""
+        self._in_flight: deque[StepResult] = deque()
         self._outputs: dict[int, Output] = defaultdict(lambda: Output([], []))
         self._num_steps = 0
         self._num_submitted = 0
@@ -120,10 +130,23 @@ class Served:
             self._outputs[owner].tokens.append(token)
             self._outputs[owner].margins.append(margin)
 
-    def run(self) -> dict[int, Output]:
+    def step_in_depth(self) -> None:
+        """Plan and compute as many batches as may be in flight; apply the oldest result."""
+        while len(self._in_flight) < self.core.lookahead(1.0):
+            batch = self.core.schedule(0.0)
+            if batch is None:
+                break
+            self.batches.append(batch)
+            self._in_flight.append(self.compute(batch))
+        self.apply(self._in_flight.popleft())
+
+    def run(self, *, in_depth: bool = False) -> dict[int, Output]:
         """Step until no request is left; return the output of each handle."""
         while self.core.has_pending_work():
-            self.step()
+            if in_depth:
+                self.step_in_depth()
+            else:
+                self.step()
         self.core.check_integrity()
         assert 0 == self.core.stats().used_blocks
         return self._outputs

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from scheduler_svc.core.request.options import CoreOptions
 from tandem.engine_config import EngineConfig
 from tandem.errors import InvalidConfig
+from tandem.link import MAX_STAGES
 from tandem_simulator.executor.setup import MEASURED, Outage, Setup
 from tandem_simulator.executor.step_time import StepTime
 from tandem_simulator.presets import MACHINES
@@ -43,6 +44,9 @@ class Run:
         executors: How many executors compute the requests, 1 to 64; each is one such machine.
         executor_blocks: KV blocks of each executor, as N:N:..., over again where there are more
             executors; default: max_num_blocks for all.
+        pp: Pipeline stages of each executor, 1 to 64; each has its share of the layers, so that the
+            machine's memory and limits are those of all stages together.
+        all_rows: Plan all decodes in each step, as for one stage, instead of lanes that take turns.
         kill_executor_at: Virtual time at which one executor is lost, with all that it computes.
         kill_executor: The executor that is lost, counted from 0.
         executor_back_s: Seconds until there is an empty executor in its place.
@@ -59,6 +63,8 @@ class Run:
     num_host_blocks: int | None = None
     executors: int = 1
     executor_blocks: str | None = None
+    pp: int = 1
+    all_rows: bool = False
     kill_executor_at: float | None = None
     kill_executor: int = 0
     executor_back_s: float = 5.0
@@ -76,7 +82,7 @@ SECTIONS: dict[str, type[Any]] = {
 }
 """Groups of names; each is a dataclass, and its docstring has the help text of every field."""
 
-ALIASES = {"dp_size": "executors"}
+ALIASES = {"dp_size": "executors", "pp_size": "pp"}
 """Names that mean another one."""
 MAX_EXECUTORS = 64
 
@@ -164,6 +170,8 @@ def build(texts: Mapping[str, str]) -> Experiment:
         num_host_blocks=machine.num_host_blocks if num_host_blocks is None else num_host_blocks,
         num_executors=run.executors,
         executor_blocks=_executor_blocks(run.executor_blocks),
+        num_stages=run.pp,
+        has_lanes=not run.all_rows,
         outage=_outage(run),
         core_s=_core_s(run.core_us),
         is_checked=run.check,
@@ -220,6 +228,9 @@ def _check_run(run: Run) -> None:
     if not 1 <= run.executors <= MAX_EXECUTORS:
         message = f"executors is {run.executors}: it must be from 1 to {MAX_EXECUTORS}"
         raise InvalidConfig(message, field="executors")
+    if not 1 <= run.pp <= MAX_STAGES:
+        message = f"pp is {run.pp}: it must be from 1 to {MAX_STAGES}"
+        raise InvalidConfig(message, field="pp")
     if not 0 <= run.kill_executor < run.executors:
         message = f"kill_executor is {run.kill_executor}: there are {run.executors}, counted from 0"
         raise InvalidConfig(message, field="kill_executor")

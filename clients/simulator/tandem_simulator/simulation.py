@@ -90,7 +90,7 @@ class Simulation:
         port: ExecutorPort = self.core
         if number:
             port = self.core.attach(setup.limits_of(number), geometry)
-        return Engine(port, geometry, setup.step_time)
+        return Engine(port, geometry, setup.step_time, setup.num_stages)
 
     def _audit(self, engine: Engine) -> Audit | None:
         if not self.setup.is_checked:

@@ -65,7 +65,13 @@ class BatchBuilder:
     @property
     def is_empty(self) -> bool:
         """True while there is nothing to send, so that the plan has changed nothing yet."""
-        return not (self.prefills or self._released or self.swaps) and self.decodes is None
+        is_changed = self.computes or self._released or self.swaps or len(self._append_slot)
+        return not is_changed
+
+    @property
+    def computes(self) -> bool:
+        """True when the batch has a row."""
+        return bool(self.prefills) or self.decodes is not None
 
     def hold_back(self, num_tokens: int) -> None:
         """Keep so many tokens of the budget for rows that are added after `free_held_back`."""

@@ -12,6 +12,10 @@ for every decode to go on meanwhile; and an abort still takes effect within mill
 that ends by its length is planned up to that length and no further, however many steps are in
 flight.
 
+Of an executor with N pipeline stages, `window` steps of each of its lanes may be in flight: of all
+N while there are prompts to compute, which need no lane, else of those in which requests decode. So
+whatever a request held is free at most N x `window` + 1 steps after its end.
+
 After an executor has died, one step at a time is sent until the requests that may have caused it
 have made progress (see `suspects`): with several in flight it is not always known in which one it
 died. Of several executors this is so for the one that runs these requests (`quarantine`).
@@ -42,6 +46,8 @@ def lookahead(replica: Replica, usual_step_s: float) -> int:
         return 1
     options = cell.options
     window, ahead = options.window, options.run_ahead
+    if replica.limits.num_stages > 1:
+        window *= _num_lanes(replica)
     if ahead <= window or not 0.0 < usual_step_s < SHORT_STEP_S:
         return window
     slots = replica.slots
@@ -56,3 +62,12 @@ def lookahead(replica: Replica, usual_step_s: float) -> int:
         return window
     num_blocks = num_decoding * replica.limits.blocks_for(ahead)
     return ahead if num_blocks <= replica.kv.pool.num_available else window
+
+
+def _num_lanes(replica: Replica) -> int:
+    """Return how many lanes steps may be planned of: of all while there are prompts to compute."""
+    slots = replica.slots
+    has_prompts = slots.num_running > slots.num_decoding + len(replica.paused)
+    if has_prompts or replica.cell.queue:
+        return slots.lanes.num_lanes
+    return max(slots.lanes.num_busy, 1)

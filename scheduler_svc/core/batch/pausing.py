@@ -71,7 +71,7 @@ def pause_without_block(
         replica.pause(slot)
     resumed = resume(builder)
     kept = ready[slots.decoding[ready]]
-    others = np.setdiff1d(np.array(resumed, np.intp), kept)
+    others = slots.with_turn(np.setdiff1d(np.array(resumed, np.intp), kept))
     return np.concatenate([kept, others[: max(builder.budget - len(kept), 0)]])
 
 

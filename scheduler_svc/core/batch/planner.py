@@ -4,7 +4,7 @@ The plan of one step: the requests it computes, and how many tokens of each.
     slots that lost their requests               are released
     paused decodes, longest paused first         go on while there are blocks
     every decode that has something to compute   gets one token, and a block if its last is full;
-                                                 others are preempted or paused for it if need be
+    (of an executor with stages: in its lane)    others are preempted or paused for it if need be
     running prefills, oldest first               get as many tokens as the budget leaves
     the waiting queue, head first                is admitted from while slots, budget, threshold and
                                                  blocks allow
@@ -13,6 +13,9 @@ Under prefill-first the prompts are planned before the decodes. The decodes then
 budget, those that waited longest for a token first; in the batch their rows still come first.
 Decodes that get nothing free no slot, so at most `max_batch_size` prompts go ahead of them in a
 row; `max_prefill_share` leaves them a part of every step.
+
+Steps for an executor with pipeline stages decode one of its `lanes` in turn; prompts go on in any
+of them, in steps in a row too. A lane that decodes nothing is skipped unless prompts fill the step.
 
 After the executor ran out of memory in a step, steps are smaller than the limits (`step_room`).
 While requests are suspected of killing executors, only those of the current trial run, one step at
@@ -53,6 +56,23 @@ def plan(replica: Replica, now: float) -> Batch | None:
     builder.release_ended()
     if not is_trial:
         make_way(builder, now)
+    has_lanes = replica.limits.num_stages > 1
+    if has_lanes:
+        replica.slots.next_lane()
+    _plan_rows(builder, now)
+    if has_lanes:
+        _skip_empty_lanes(builder)
+    if replica.paused:
+        stay_paused(replica)
+    if builder.prefills or cell.counters.decode_steps >= cell.step_log.due_step:
+        report_step(builder, now)
+    return builder.batch()
+
+
+def _plan_rows(builder: BatchBuilder, now: float) -> None:
+    """Plan paused decodes, then decodes and prompts, in the order that is set."""
+    replica = builder.replica
+    cell = replica.cell
     if replica.paused:
         resume(builder)
     if cell.options.decodes_first:
@@ -61,11 +81,6 @@ def plan(replica: Replica, now: float) -> Batch | None:
     else:
         _plan_prompts(builder, now, others_decode=bool(replica.slots.decoding.any()))
         _plan_decodes(builder)
-    if replica.paused:
-        stay_paused(replica)
-    if builder.prefills or cell.counters.decode_steps >= cell.step_log.due_step:
-        report_step(builder, now)
-    return builder.batch()
 
 
 def _plan_prompts(builder: BatchBuilder, now: float, *, others_decode: bool) -> None:
@@ -87,6 +102,16 @@ def _plan_prompts(builder: BatchBuilder, now: float, *, others_decode: bool) -> 
         if builder.budget > 0:
             use_leftover(builder)
     builder.free_held_back()
+
+
+def _skip_empty_lanes(builder: BatchBuilder) -> None:
+    """Go on to the next lane that decodes while the step computes nothing: no prompt does."""
+    slots = builder.replica.slots
+    for _ in range(slots.lanes.num_lanes - 1):
+        if builder.computes:
+            return
+        slots.next_lane()
+        _plan_decodes(builder)
 
 
 def _plan_decodes(builder: BatchBuilder) -> None:

@@ -30,6 +30,7 @@ class ExecutorGeometry:
         max_total_tokens: Most tokens in one batch.
         max_model_len: Most tokens in one slot.
         num_host_blocks: Host blocks, ids 1 to `num_host_blocks`; 0 where swapping is off.
+        num_stages: Pipeline stages, at least 1; as many steps of different rows keep it busy.
     """
 
     num_blocks: int
@@ -39,6 +40,7 @@ class ExecutorGeometry:
     max_total_tokens: int
     max_model_len: int
     num_host_blocks: int = 0
+    num_stages: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,7 @@ class Limits:
     max_num_seqs: int
     memory_threshold: float
     num_host_blocks: int = 0
+    num_stages: int = 1
 
     @classmethod
     def of(cls, config: EngineConfig, geometry: ExecutorGeometry) -> Limits:
@@ -82,6 +85,7 @@ class Limits:
             max_num_seqs=config.max_num_seqs,
             memory_threshold=config.memory_threshold,
             num_host_blocks=geometry.num_host_blocks,
+            num_stages=geometry.num_stages,
         )
 
     def blocks_for(self, num_tokens: int) -> int:

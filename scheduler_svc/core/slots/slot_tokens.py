@@ -10,7 +10,6 @@ request ends. So results are kept as they came, and written when a column is rea
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -156,8 +155,12 @@ class SlotTokens:
         if not self._late:
             return
         late, self._late = self._late, []
-        for _, group in groupby(late, key=lambda result: id(result[0])):
-            results = list(group)
+        by_rows: dict[int, list[_Result]] = {}
+        for result in late:
+            by_rows.setdefault(id(result[0]), []).append(result)
+        # Results of lanes alternate. Where two rows have a slot in common, all steps of the one
+        # came before those of the other.
+        for results in by_rows.values():
             rows, first, _, _ = results[0]
             _, last, _, now = results[-1]
             tokens = np.concatenate([token for _, _, token, _ in results])

@@ -10,6 +10,7 @@ from scheduler_svc.core.request.geometry import BlockIds, Limits
 from scheduler_svc.core.request.request import Request
 from scheduler_svc.core.slots.admitted_columns import AdmittedColumns
 from scheduler_svc.core.slots.decode_rows import DecodeRows, GrowingRows, RowConstants
+from scheduler_svc.core.slots.lanes import Lanes
 from scheduler_svc.core.slots.planned_rows import SlotColumn
 from scheduler_svc.core.slots.slot_blocks import SlotBlocks
 from scheduler_svc.core.slots.slot_checks import check_slots
@@ -32,6 +33,7 @@ class SlotTable:
         admitted: What the request of each slot is.
         tokens: Results seen of each slot.
         blocks: Block table of each slot.
+        lanes: Lane of each decoding slot; one for all where the executor has no stages.
         ended: Live slots that are vacated, as their request ended or was preempted, each with that
             request, in the order of leaving.
         num_running: Number of running slots.
@@ -45,6 +47,7 @@ class SlotTable:
         "_decode_rows",
         "_free",
         "_hash",
+        "_kept_rows",
         "_length_key",
         "_next_version",
         "_planned",
@@ -55,6 +58,7 @@ class SlotTable:
         "decoding",
         "ended",
         "generation",
+        "lanes",
         "live",
         "num_decoding",
         "num_departures",
@@ -82,6 +86,7 @@ class SlotTable:
         self.admitted = AdmittedColumns(n)
         self.tokens = SlotTokens(n, self.request_of)
         self.blocks = SlotBlocks(limits)
+        self.lanes = Lanes(limits.num_stages, n)
         self.ended: dict[int, Request] = {}
         self.num_running = 0
         self.num_decoding = 0
@@ -92,6 +97,8 @@ class SlotTable:
         self._length_key = np.zeros(n, np.uint64)
         self._constants = RowConstants(n)
         self._decode_rows: DecodeRows | None = None
+        self._kept_rows: dict[int, DecodeRows] = {}
+        """Rows of the other lanes, by lane, which stay as they are until these have their turns."""
         self._next_version = first_version
         self.replica = replica
 
@@ -221,19 +228,45 @@ class SlotTable:
     def set_decoding(self, slot: int, is_decoding: bool) -> None:
         """Let a running slot take part in decode steps from now on, or not."""
         self._forget_rows()
-        self.num_decoding += is_decoding - int(self.decoding[slot])
+        if is_decoding == bool(self.decoding[slot]):
+            return
+        self.num_decoding += 1 if is_decoding else -1
         self.decoding[slot] = is_decoding
+        if not is_decoding:
+            self.lanes.leave(slot)
+        elif self._planned[slot] < self.admitted.known_len[slot]:
+            self.lanes.join(slot)
+        else:
+            self.lanes.rejoin(slot)
+
+    def next_lane(self) -> None:
+        """Let the next lane have its turn: `decode_rows` returns its rows from now on."""
+        lanes = self.lanes
+        if self._decode_rows is not None:
+            self._kept_rows[lanes.turn] = self._decode_rows
+        lanes.take_turn()
+        self._decode_rows = self._kept_rows.pop(lanes.turn, None)
+        if (lanes.held or lanes.is_uneven()) and lanes.settle(
+            self.decoding, self.planned, self.tokens.applied, self.admitted.turn
+        ):
+            self._forget_rows()
 
     def decode_rows(self) -> DecodeRows:
-        """Return the rows of all decoding slots with tokens left to compute, ordered by slot."""
+        """
+        Return the rows of this turn's decoding slots with tokens left to compute, ordered by slot.
+        """
         if self._decode_rows is None:
             self._decode_rows = self.rows_of(self._ready(), self._next_version)
             self._next_version += 1
         return self._decode_rows
 
-    def _ready(self) -> NDArray[np.intp]:
-        """Return the decoding slots with tokens left to compute, in order."""
-        return (self.decoding & (self.planned < self.admitted.stop_len - 1)).nonzero()[0]
+    def _ready(self, lane: int | None = None) -> NDArray[np.intp]:
+        """
+        Return the decoding slots of a lane, by default that of this turn, with tokens left to
+        compute, in order.
+        """
+        ready = (self.decoding & (self.planned < self.admitted.stop_len - 1)).nonzero()[0]
+        return ready if self.lanes.num_lanes == 1 else self.lanes.select(ready, lane)
 
     def rows_of(self, slots: NDArray[np.intp], version: int = 0) -> DecodeRows:
         """Return the rows of these decoding slots, shape ``[N]``, for one step unless numbered."""
@@ -250,6 +283,10 @@ class SlotTable:
             key_sum=int(self._length_key[slots].sum()),
             block_size=self.blocks.block_size,
         )
+
+    def with_turn(self, slots: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return those of these decoding slots that the step being planned may compute."""
+        return self.lanes.select(slots)
 
     def full_rows(self, rows: DecodeRows) -> GrowingRows:
         """Return those of these rows that need a block, in their order."""
@@ -284,12 +321,18 @@ class SlotTable:
         """Drop the rows of decode steps, since they change; `decode_rows` makes new ones."""
         self._write_planned()
         self._decode_rows = None
+        if self._kept_rows:
+            self._kept_rows.clear()
 
     def _write_planned(self) -> None:
         """Bring the column of planned tokens up to date with the rows of decode steps."""
         rows = self._decode_rows
         if rows is not None and (start := rows.take_start()) is not None:
             self._planned[rows.slot] = start
+        if self._kept_rows:
+            for rows in self._kept_rows.values():
+                if (start := rows.take_start()) is not None:
+                    self._planned[rows.slot] = start
 
     def num_outputs(self, slot: int) -> int:
         """Return the number of output tokens known of a slot's request."""
@@ -321,8 +364,11 @@ class SlotTable:
         is_free = sorted(self._free) == np.flatnonzero(~self.live).tolist()
         require(is_free, "the free slots are not those that are not live")
         check_slots(self)
+        self.lanes.check_integrity(self.decoding)
         if self._decode_rows is not None:
             self._decode_rows.check_integrity(self.rows_of(self._ready()))
+        for lane, rows in self._kept_rows.items():
+            rows.check_integrity(self.rows_of(self._ready(lane)))
 
     def recomputed_hash(self) -> int:
         """Compute the state hash from scratch, to compare with `state_hash`."""

@@ -37,6 +37,7 @@ class NewTokenRatio:
 
     Args:
         conservativeness: At least 0; scales `init`, which is at most 1.
+        num_lanes: Number of steps in a row that give each request one token together.
 
     Attributes:
         init: Value at the start.
@@ -47,10 +48,10 @@ class NewTokenRatio:
 
     __slots__ = ("_since_step", "_start", "decay", "init", "min", "num_decode_steps")
 
-    def __init__(self, conservativeness: float) -> None:
+    def __init__(self, conservativeness: float, num_lanes: int = 1) -> None:
         self.init = min(INIT_RATIO * conservativeness, 1.0)
         self.min = min(self.init * MIN_FACTOR, 1.0)
-        self.decay = (self.init - self.min) / DECAY_STEPS
+        self.decay = (self.init - self.min) / (DECAY_STEPS * num_lanes)
         self._start = self.init
         self._since_step = 0
         self.num_decode_steps = 0

@@ -76,7 +76,7 @@ class Replica:
         self.in_flight: deque[PlannedRows] = deque()
         self.draining: dict[tuple[int, int], Request] = {}
         self.paused: dict[int, None] = {}
-        self.ratio = NewTokenRatio(cell.options.schedule_conservativeness)
+        self.ratio = NewTokenRatio(cell.options.schedule_conservativeness, limits.num_stages)
         self.pace = Pace()
         self.room = StepRoom()
         self.is_away = self.is_closing = False

@@ -69,7 +69,9 @@ def products_by_far_parts() -> None:
     """Multiply one row in three parts; the sums of the third lie behind 2**31 elements."""
     x, weight, held = integers(1, 48), integers(16, 48), integers(1, 16)
     out, partial = far(held), far(torch.full((3, 16), float("nan"), dtype=torch.float32))
-    linear_kernel[(1, 3)](x, weight, out, out, partial, 1, COLUMNS=STRIDE, WIDTH=48, **tile(48, parts=3))
+    linear_kernel[(1, 3)](
+        x, weight, out, out, partial, 1, COLUMNS=STRIDE, WIDTH=48, **tile(48, parts=3)
+    )
     merge(1, partial, out, num_parts=3)
     assert torch.equal(held + x @ weight.T, out[:, :16])
 

@@ -10,7 +10,7 @@ import pytest
 
 from tandem.errors import SessionLost
 from tandem.link.batch import Batch
-from tandem.link.slots.slot_state import SlotState
+from tandem.link.slots.slot_state import MAX_STEADY, SlotState
 from tests.link.slots.whole_hash import hash_from_scratch
 from tests.link.values import admission, flags, ints
 
@@ -81,7 +81,7 @@ def outcome(slots: SlotState, batch: Batch) -> tuple:
 
 def fully_checked(slots: SlotState) -> SlotState:
     slots = deepcopy(slots)
-    slots._steady = None
+    slots._steady.clear()
     return slots
 
 
@@ -136,9 +136,9 @@ class TestSteadyRows:
         num_repeated = 0
         for _ in range(60):
             batch = planner.decode()
-            checked._steady = None
+            checked._steady.clear()
             checked.apply(batch)
-            num_repeated += slots._steady is not None and slots._steady.is_repeated(slots, batch)
+            num_repeated += any(steady.is_repeated(slots, batch) for steady in slots._steady)
             slots.apply(batch)
             assert columns(checked) == columns(slots)
             assert checked.state_hash == slots.state_hash == hash_from_scratch(slots)
@@ -152,7 +152,7 @@ class TestSteadyRows:
         that it has at an end which checks each batch in full.
         """
         slots, planner = after(num_steps)
-        assert slots._steady is not None
+        assert slots._steady
         damaged = DAMAGE[damage](planner.decode())
 
         assert outcome(fully_checked(slots), damaged) == outcome(slots, damaged)
@@ -174,7 +174,7 @@ class TestSteadyRows:
         same = {"append_slot": ints(0, 1), "append_block": ints(5, 5)}
         batch = Batch(row_start=ints(8, 8), **step, **same)
 
-        assert slots._steady is not None
+        assert slots._steady
         assert outcome(fully_checked(slots), batch) == outcome(slots, batch)
         with pytest.raises(SessionLost, match="shares"):
             slots.apply(batch)
@@ -219,3 +219,130 @@ class TestSteadyRows:
         slots.reset()
         with pytest.raises(SessionLost, match="is not live"):
             slots.apply(planner.decode())
+
+
+def lane_step(
+    slots: SlotState, lane: tuple[int, ...], blocks: dict[int, int] | None = None
+) -> Batch:
+    """Return the next decode step of some slots; those in `blocks` get that block."""
+    blocks = blocks or {}
+    return Batch(
+        row_slot=ints(*lane),
+        row_num_tokens=ints(*[1] * len(lane)),
+        row_start=slots.planned[list(lane)].copy(),
+        row_flags=flags(*[1] * len(lane)),
+        append_slot=ints(*blocks),
+        append_block=ints(*blocks.values()),
+    )
+
+
+def is_repeated(slots: SlotState, batch: Batch) -> bool:
+    return any(steady.is_repeated(slots, batch) for steady in slots._steady)
+
+
+class TestLanes:
+    """Sets of rows that take turns, each of which the batches of the others leave as it is."""
+
+    LANES = ((0, 3), (1, 4))
+
+    def both(self) -> tuple[SlotState, int]:
+        """Return a state in which both lanes have decoded twice, and the next block."""
+        slots, planner = after(0)
+        next_block = planner.next_block
+        for _ in range(2):
+            for lane in self.LANES:
+                next_block = self.decode(slots, lane, next_block)
+        return slots, next_block
+
+    def full(self, slots: SlotState, lane: tuple[int, ...], block: int) -> dict[int, int]:
+        """Return a block for each slot of a lane whose last one is full."""
+        growing = [s for s in lane if slots.planned[s] == slots.num_blocks_held[s] * BLOCK_SIZE]
+        return dict(zip(growing, range(block, block + len(growing)), strict=True))
+
+    def decode(self, slots: SlotState, lane: tuple[int, ...], block: int) -> int:
+        blocks = self.full(slots, lane, block)
+        slots.apply(lane_step(slots, lane, blocks))
+        return block + len(blocks)
+
+    def test_turns_are_repetitions(self):
+        """
+        Lanes in turn get the few checks, with state and hash as at an end that checks all in full.
+        """
+        slots, block = self.both()
+        checked = deepcopy(slots)
+        for step in range(40):
+            lane = self.LANES[step % 2]
+            batch = lane_step(slots, lane, self.full(slots, lane, block))
+            block += len(batch.append_block)
+            assert is_repeated(slots, batch)
+            checked._steady.clear()
+            checked.apply(batch)
+            slots.apply(batch)
+            assert columns(checked) == columns(slots)
+            assert checked.state_hash == slots.state_hash == hash_from_scratch(slots)
+
+    @pytest.mark.parametrize("damage", DAMAGE)
+    @pytest.mark.parametrize("num_steps", range(4))
+    def test_what_is_no_repetition_is_checked_in_full(self, damage, num_steps):
+        """
+        A batch that is no lane's next step has the outcome that it has at an end which checks each
+        batch in full.
+        """
+        slots, block = self.both()
+        for step in range(2 * num_steps):
+            block = self.decode(slots, self.LANES[step % 2], block)
+        lane = (0, 1, 3, 4)
+        batch = lane_step(slots, lane, self.full(slots, lane, block))
+        damaged = DAMAGE[damage](batch)
+        assert outcome(fully_checked(slots), damaged) == outcome(slots, damaged)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda slots: Batch(release_slot=ints(0)),
+            lambda slots: lane_step(slots, (0,)),
+            lambda slots: replace(lane_step(slots, (1,)), append_slot=ints(0), append_block=ints(90)),
+            lambda slots: Batch(admits=(admission(5, 1, 3, [int(slots.block_table[0, 0])]),)),
+            lambda slots: replace(
+                lane_step(slots, (1,)), append_slot=ints(1),
+                append_block=ints(int(slots.blocks_of(0)[-1])),
+            ),
+        ],
+        ids=["release", "a_row_alone", "append", "admission", "shared_block"],
+    )  # fmt: skip
+    def test_a_lane_that_another_batch_touches_is_checked_in_full(self, change):
+        """
+        After a batch that changes a slot of a lane, or could share its blocks, the lane's next step
+        is no repetition.
+        """
+        slots, _ = self.both()
+        step = lane_step(slots, self.LANES[0], self.full(slots, self.LANES[0], 80))
+        assert is_repeated(slots, step)
+        slots.apply(change(slots))
+        assert not is_repeated(slots, step)
+        assert outcome(fully_checked(slots), step) == outcome(slots, step)
+
+    def test_a_lane_with_other_rows_does_not_disturb_the_rest(self):
+        """
+        When one lane's rows change, the other lane's next step still is a repetition.
+        """
+        slots, block = self.both()
+        slots.apply(lane_step(slots, (1,), self.full(slots, (1,), block)))
+        lane = self.LANES[0]
+        assert is_repeated(slots, lane_step(slots, lane, self.full(slots, lane, 80)))
+
+    def test_few_sets_of_rows_are_kept(self):
+        """
+        The number of sets that are kept is bounded, however many there are.
+        """
+        slots = SlotState(64, WIDTH, BLOCK_SIZE, NUM_BLOCKS)
+        for slot in range(64):
+            slots.apply(Batch(
+                admits=(admission(slot, 1, 1, [slot + 1]),), row_slot=ints(slot), row_start=ints(0),
+                row_num_tokens=ints(1), row_flags=flags(1),
+            ))  # fmt: skip
+        for _ in range(3):
+            for slot in range(64):
+                slots.apply(lane_step(slots, (slot,)))
+        assert len(slots._steady) <= MAX_STEADY
+        assert len(slots._recent_rows) <= MAX_STEADY

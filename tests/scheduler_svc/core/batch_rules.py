@@ -10,6 +10,9 @@ from scheduler_svc.core.request.options import StepPriority
 from scheduler_svc.core.request.request import RequestState
 from tandem.link.batch import Batch
 
+MAX_IN_FLIGHT = 64
+"""Most batches in flight, and more: how long a decode may have to wait until it moves lanes."""
+
 
 class BatchRules:
     """
@@ -58,7 +61,7 @@ class BatchRules:
             share = max(1, int(self.options.max_prefill_share * max_tokens))
             assert prefill_tokens.sum() <= share, "prompts got more than their share"
         if self.options.step_priority is StepPriority.DECODE_FIRST and len(prefill_tokens):
-            assert not self.left_out(batch), "a prefill ran before a decode"
+            assert not self.left_out(batch, of_lane=True), "a prefill ran before a decode"
         if (
             self.is_trial and self.replica.cell.suspects.num_suspects
         ):  # A deadline may have ended it.
@@ -69,16 +72,27 @@ class BatchRules:
         self._check_threshold(batch)
         self._check_nobody_passes_the_aged(batch)
 
-    def left_out(self, batch: Batch) -> list[tuple[int, int]]:
-        """Return slot and generation of each decode that has something to compute and no row."""
+    def left_out(self, batch: Batch, *, of_lane: bool = False) -> list[tuple[int, int]]:
+        """
+        Return slot and generation of each decode that has something to compute and no row, of all
+        lanes or of the batch's alone.
+        """
         slots = self.replica.slots
-        ready = slots.running & slots.decoding & (slots.planned < slots.admitted.stop_len - 1)
-        ready[batch.row_slot] = False
-        return [(slot, int(slots.generation[slot])) for slot in np.flatnonzero(ready).tolist()]
+        is_ready = slots.running & slots.decoding & (slots.planned < slots.admitted.stop_len - 1)
+        is_ready[batch.row_slot] = False
+        ready = np.flatnonzero(is_ready)
+        if of_lane:
+            ready = slots.with_turn(ready)
+        return [(slot, int(slots.generation[slot])) for slot in ready.tolist()]
 
     def max_left_out(self) -> int:
-        """Return for how many batches in a row a decode may be left out, as rows take turns."""
-        return 2 * -(-self.limits.max_running // self.limits.max_total_tokens) + 1
+        """
+        Return for how many batches in a row a decode may be left out, as rows and lanes take turns;
+        one that moves to another lane sits out until none is in flight that computes it.
+        """
+        num_turns = 2 * -(-self.limits.max_running // self.limits.max_total_tokens) + 1
+        num_stages = self.limits.num_stages
+        return num_turns * num_stages + (0 if num_stages == 1 else MAX_IN_FLIGHT + num_stages)
 
     def _check_nobody_passes_the_aged(self, batch: Batch) -> None:
         """
@@ -112,6 +126,36 @@ class BatchRules:
             held.difference_update(batch.append_block.tolist())  # taken after the admissions
         usage = len(held) / self.limits.num_blocks
         assert usage < self.limits.memory_threshold, "admission over memory_threshold"
+
+
+class LaneRules:
+    """Lanes of one core's decodes as its batches show them; trivial for one stage."""
+
+    def __init__(self) -> None:
+        self._lane: dict[tuple[int, int], int] = {}
+        """Lane in which each decode, by slot and generation, was computed last."""
+        self._slots = None
+
+    def check(self, core, batch: Batch) -> None:
+        """Check a batch that was just planned."""
+        replica = core._replica
+        slots, num_stages = replica.slots, replica.limits.num_stages
+        if num_stages == 1:
+            return
+        if self._slots is not slots:  # the executor was lost: generations start over
+            self._slots, self._lane = slots, {}
+        decodes = batch.row_slot[batch.row_start >= slots.admitted.known_len[batch.row_slot]]
+        most = -(-slots.num_decoding // num_stages)
+        assert len(decodes) <= most, "a lane decodes more than its share"
+        lane = slots.lanes.turn
+        in_flight = {
+            key for rows in list(replica.in_flight)[:-1] for key, _ in rows.tokens_by_key()
+        }
+        for slot in decodes.tolist():
+            key = slot, int(slots.generation[slot])
+            is_own = self._lane.setdefault(key, lane) == lane
+            assert is_own or key not in in_flight, "a decode moved lanes while in flight"
+            self._lane[key] = lane
 
 
 class RepeatedRows:

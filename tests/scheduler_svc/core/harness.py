@@ -19,7 +19,7 @@ from tandem.engine_config import EngineConfig
 from tandem.link.batch import Admission, Batch
 from tandem.link.results import StepResult
 from tandem.sampling_params import SamplingParams
-from tests.scheduler_svc.core.batch_rules import BatchRules, RepeatedRows
+from tests.scheduler_svc.core.batch_rules import BatchRules, LaneRules, RepeatedRows
 from tests.scheduler_svc.core.fake_executor import (
     FakeExecutor,
     expected_outputs,
@@ -32,7 +32,10 @@ GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 
 
 def geometry_of(
-    config: EngineConfig, num_slots: int | None = None, num_host_blocks: int = 0
+    config: EngineConfig,
+    num_slots: int | None = None,
+    num_host_blocks: int = 0,
+    num_stages: int = 1,
 ) -> ExecutorGeometry:
     """Return the geometry of an executor that is exactly as large as a configuration."""
     return ExecutorGeometry(
@@ -43,6 +46,7 @@ def geometry_of(
         max_total_tokens=config.max_total_tokens,
         max_model_len=config.max_model_len,
         num_host_blocks=num_host_blocks,
+        num_stages=num_stages,
     )
 
 
@@ -98,6 +102,7 @@ class Rig:
         self.core = Scheduler(self.config, self.geometry, options)
         self.executor = FakeExecutor(self.geometry)
         self._repeated_rows = RepeatedRows()
+        self._lane_rules = LaneRules()
         self.delay = delay
         self.usual_step_s: float | None = None
         """Seconds per step, by which the core says how many are in flight; None: `delay` are."""
@@ -187,6 +192,7 @@ class Rig:
         batch = self.core.schedule(self.now)
         if batch is not None:
             rules.check(batch)
+            self._lane_rules.check(self.core, batch)
             self._repeated_rows.check_batch(batch)
             self._note_left_out(rules, batch)
             self.batches.append(batch)

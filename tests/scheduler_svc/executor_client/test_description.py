@@ -54,8 +54,10 @@ def test_recommended_penalties_reach_frontends(defaults, repetition_penalty, min
         ({"boot_id": ""}, "without boot or model identity"),
         ({"model_fingerprint": ""}, "without boot or model identity"),
         ({"eos_token_ids": b"\1\0\0\0\2"}, "eos_token_ids that are not whole int32 tokens"),
+        ({"num_stages": 0}, "with num_stages 0, which is not from 1 to 64"),
+        ({"num_stages": 65}, "with num_stages 65, which is not from 1 to 64"),
     ],
-    ids=["protocol", "geometry", "boot", "model", "eos"],
+    ids=["protocol", "geometry", "boot", "model", "eos", "no_stage", "stages"],
 )
 def test_description_that_cannot_be_is_refused(changes, words):
     """
@@ -86,3 +88,14 @@ def test_recommendation_that_no_request_may_ask_for_is_refused(name, value):
     """
     with pytest.raises(IncompatibleExecutor, match=f"a default {name} of {value:g}, which must"):
         read_description(described(**{name: value}))
+
+
+@pytest.mark.parametrize(("told", "num_stages"), [(None, 1), (1, 1), (4, 4)])
+def test_stages_are_told(told, num_stages):
+    """
+    The core learns the number of pipeline stages; an executor that is silent about it has one.
+    """
+    answer = described()
+    if told is not None:
+        answer.num_stages = told
+    assert num_stages == read_description(answer).geometry.num_stages

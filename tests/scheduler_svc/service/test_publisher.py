@@ -6,7 +6,14 @@ from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.ipc.messages import Accepted, CoreMessage, StreamProgress, Update
 from scheduler_svc.ipc.sockets import FrontendGone
 from scheduler_svc.ipc.token_run import MAX_RUN_BYTES
-from scheduler_svc.service.publisher import RETRY_S, Publisher, frontend_of, handle_of, stream_of
+from scheduler_svc.service.publisher import (
+    MAX_SPLITS,
+    RETRY_S,
+    Publisher,
+    frontend_of,
+    handle_of,
+    stream_of,
+)
 from tandem.errors import NeverFits
 from tests.scheduler_svc.service.token_rows import token_rows
 
@@ -111,6 +118,17 @@ class TestPublisher:
         assert [(0, [(1, 0, 11)]), (1, [(2, 0, 11)])] == [
             (i, token_rows(u)) for i, u in sender.sent
         ]
+
+    def test_requests_that_take_turns(self, publisher, sender):
+        """Columns of handles of several versions in turn, as of lanes, are each split right."""
+        for offset in range(2 * MAX_SPLITS):
+            for stream, version in ((1, 7), (2, 8), (3, 100 + offset)):
+                events = _tokens((0, stream, offset, 11))
+                events.token_version = version
+                publisher.add(events)
+                publisher.flush(0.0)
+                assert [(0, [(stream, offset, 11)])] == [(i, token_rows(u)) for i, u in sender.sent]
+                sender.sent.clear()
 
     def test_one_update_per_frontend_and_step(self, publisher, sender):
         """One turn's tokens are split by frontend, in order, into one message each."""

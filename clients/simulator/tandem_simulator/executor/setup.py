@@ -42,6 +42,8 @@ class Setup:
         num_executors: How many executors compute the requests.
         executor_blocks: KV blocks of each, the first again where there are more executors than
             sizes; none for those of `limits`.
+        num_stages: Pipeline stages of each executor.
+        has_lanes: True where the core knows of the stages, and plans lanes for them.
         outage: Loss of an executor, if any.
         core_s: Virtual seconds that each `schedule` and each `apply` takes; `MEASURED` for the time
             that they really take, which makes results differ from run to run.
@@ -54,6 +56,8 @@ class Setup:
     num_host_blocks: int = 0
     num_executors: int = 1
     executor_blocks: tuple[int, ...] = ()
+    num_stages: int = 1
+    has_lanes: bool = True
     outage: Outage | None = None
     core_s: float = 0.0
     is_checked: bool = False
@@ -76,6 +80,7 @@ class Setup:
             max_total_tokens=limits.max_total_tokens,
             max_model_len=limits.max_model_len,
             num_host_blocks=self.num_host_blocks,
+            num_stages=self.num_stages if self.has_lanes else 1,
         )
 
     @property

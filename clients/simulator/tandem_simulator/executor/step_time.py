@@ -8,9 +8,10 @@ Duration of a step on a modelled executor.
 `tokens` is the number of tokens that the step computes, `context` the number of KV positions that
 its rows read (each row reads its whole sequence once), `pairs` the number of (query, key) pairs in
 attention. The first line is the roofline of a matrix product: weights are read once however few
-tokens there are, and from some number of tokens on arithmetic takes longer than reading. The model
-leaves out launch gaps that depend on the batch's shape, graph padding, sampling, and swaps that
-overlap with computing.
+tokens there are, and from some number of tokens on arithmetic takes longer than reading. A
+pipeline of N stages takes as long, each stage an N-th of it, and a hop between two of them. The
+model leaves out launch gaps that depend on the batch's shape, graph padding, sampling, and swaps
+that overlap with computing.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class StepTime:
         copy_s: Copying one KV block on the device.
         swap_s: Moving one KV block to or from host memory.
         link_s: One way between scheduler and executor; does not occupy the executor.
+        hop_s: One way between two pipeline stages, for hidden states or tokens; occupies neither.
     """
 
     overhead_s: float
@@ -45,6 +47,7 @@ class StepTime:
     copy_s: float
     swap_s: float
     link_s: float
+    hop_s: float = 2e-5
 
     def __post_init__(self) -> None:
         """

@@ -26,9 +26,13 @@ class CoreMachine(RuleBasedStateMachine):
     @initialize(data=st.data())
     def start(self, data):
         """
-        Make an engine small enough that every limit is met, under any options.
+        Make an engine small enough that every limit is met, under any options, with or without
+        stages.
         """
-        self.world = CoreWorld(lambda values: data.draw(st.sampled_from(values)))
+        num_stages = data.draw(st.sampled_from([1, 1, 2, 4]))
+        self.world = CoreWorld(
+            lambda values: data.draw(st.sampled_from(values)), num_stages=num_stages
+        )
 
     @rule(
         data=st.data(), name=st.sampled_from([n for n, w in EVERYTHING.items() for _ in range(w)])

@@ -82,7 +82,9 @@ def draw_options(choose: Choose) -> CoreOptions:
 class CoreWorld:
     """One core, its executor and its clients; see the module."""
 
-    def __init__(self, choose: Choose, options: CoreOptions | None = None) -> None:
+    def __init__(
+        self, choose: Choose, options: CoreOptions | None = None, *, num_stages: int = 1
+    ) -> None:
         num_blocks, block_size = choose([8, 12, 24]), choose([4, 1, 7])
         self.config = small_config(
             block_size=block_size,
@@ -96,7 +98,7 @@ class CoreWorld:
         options = draw_options(choose) if options is None else options
         num_slots = self.config.max_batch_size + choose([0, 3])
         num_host_blocks = choose([0, 4, 32])
-        geometry = geometry_of(self.config, num_slots, num_host_blocks)
+        geometry = geometry_of(self.config, num_slots, num_host_blocks, num_stages)
         most_tokens = min(geometry.max_total_tokens, choose([32, 32, 32, 2]))
         self.geometry = replace(geometry, max_total_tokens=most_tokens)
         self.delay = choose([2, 1, 4, 8])

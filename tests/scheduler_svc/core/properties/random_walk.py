@@ -8,14 +8,14 @@ from dataclasses import replace
 from tests.scheduler_svc.core.properties.core_world import EVERYTHING, CoreWorld, draw_options
 
 
-def walk(seed: int, num_events: int, **options) -> CoreWorld:
+def walk(seed: int, num_events: int, *, num_stages: int = 1, **options) -> CoreWorld:
     """
     Make a history of so many events and what follows from it, under drawn options but for those
     given; return the world at its end.
     """
     generator = random.Random(seed)
     drawn = draw_options(generator.choice)
-    world = CoreWorld(generator.choice, replace(drawn, **options))
+    world = CoreWorld(generator.choice, replace(drawn, **options), num_stages=num_stages)
     names, weights = list(EVERYTHING), list(EVERYTHING.values())
     for name in generator.choices(names, weights, k=num_events):
         getattr(world, name)(generator.choice)

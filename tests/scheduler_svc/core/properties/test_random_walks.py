@@ -45,6 +45,14 @@ class TestRandomWalks:
         """
         walk_all(range(first_seed, first_seed + 10), num_events=25)
 
+    @pytest.mark.parametrize("num_stages", [2, 4])
+    def test_walks_over_stages_keep_every_promise(self, num_stages):
+        """
+        The same holds on an executor with stages, whose lanes differ by a row at most; no row moves
+        to another lane while a result of it is under way.
+        """
+        walk_all(range(100, 130), num_events=25, num_stages=num_stages)
+
     @pytest.mark.slow
     def test_long_walks_keep_every_promise(self):
         """
@@ -53,4 +61,15 @@ class TestRandomWalks:
         seen = Counter[str]()
         for seed in range(10_000, 10_040):
             seen += what_happened(walk(seed, num_events=400))
+        assert not MET.difference(seen)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("num_stages", [2, 4])
+    def test_long_walks_over_stages_keep_every_promise(self, num_stages):
+        """
+        The same holds on an executor with stages.
+        """
+        seen = Counter[str]()
+        for seed in range(20_000, 20_040):
+            seen += what_happened(walk(seed, num_events=400, num_stages=num_stages))
         assert not MET.difference(seen)

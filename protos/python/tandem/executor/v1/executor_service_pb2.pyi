@@ -15,7 +15,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("protocol_version", "boot_id", "model_fingerprint", "model_name", "architecture", "dtype", "vocab_size", "max_model_len", "block_size", "num_blocks", "num_slots", "max_batch_size", "max_total_tokens", "max_inflight_steps", "kv_bytes_per_block", "eos_token_ids", "generation_defaults", "device", "features", "heartbeat_interval_ms", "num_host_blocks", "num_parameters", "num_threads", "warnings")
+    __slots__ = ("protocol_version", "boot_id", "model_fingerprint", "model_name", "architecture", "dtype", "vocab_size", "max_model_len", "block_size", "num_blocks", "num_slots", "max_batch_size", "max_total_tokens", "max_inflight_steps", "kv_bytes_per_block", "eos_token_ids", "generation_defaults", "device", "features", "heartbeat_interval_ms", "num_host_blocks", "num_parameters", "num_threads", "warnings", "num_stages")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class DescribeResponse(_message.Message):
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     boot_id: str
     model_fingerprint: str
@@ -64,7 +65,8 @@ class DescribeResponse(_message.Message):
     num_parameters: int
     num_threads: int
     warnings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol_version: _Optional[int] = ..., boot_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_slots: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., max_inflight_steps: _Optional[int] = ..., kv_bytes_per_block: _Optional[int] = ..., eos_token_ids: _Optional[bytes] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., device: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., heartbeat_interval_ms: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_parameters: _Optional[int] = ..., num_threads: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+    num_stages: int
+    def __init__(self, protocol_version: _Optional[int] = ..., boot_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_slots: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., max_inflight_steps: _Optional[int] = ..., kv_bytes_per_block: _Optional[int] = ..., eos_token_ids: _Optional[bytes] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., device: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., heartbeat_interval_ms: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_parameters: _Optional[int] = ..., num_threads: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., num_stages: _Optional[int] = ...) -> None: ...
 
 class GenerationDefaults(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "repetition_penalty", "min_p", "frequency_penalty", "presence_penalty")

@@ -2,9 +2,10 @@
 Encoder of steps, which writes repeated decode steps directly.
 
 Most steps have only decode rows, and most of these have the slots, token counts and flags of the
-step before, as `Batch.rows_version` says. These fields are then kept serialized. The message
-around them has few fields of fixed types, so writing it directly costs less than building it with
-protobuf. Protobuf reads fields in any order. All other steps go through `wire.encode_step`.
+step before, or of one shortly before where lanes take turns, as `Batch.rows_version` says. These
+fields are then kept serialized. The message around them has few fields of fixed types, so writing
+it directly costs less than building it with protobuf. Protobuf reads fields in any order. All other
+steps go through `wire.encode_step`.
 """
 
 from __future__ import annotations
@@ -33,16 +34,18 @@ _APPEND_SLOT_TAG = tag(batch_pb2.ExecutionBatch, "append_slot", LENGTH_DELIMITED
 _APPEND_BLOCK_TAG = tag(batch_pb2.ExecutionBatch, "append_block", LENGTH_DELIMITED)
 _FIXED64_BYTES = struct.Struct("<Q").pack
 
+MAX_VERSIONS = 32
+"""Most versions of rows that are kept: those of lanes, which take turns, and former ones."""
+
 
 class StepEncoder:
     """Encoder of the steps of one end of the link."""
 
-    __slots__ = ("_columns", "_version")
+    __slots__ = ("_columns",)
 
     def __init__(self) -> None:
-        self._version = 0
-        self._columns = b""
-        """The slots, token counts and flags of the rows with this version, serialized."""
+        self._columns: dict[int, bytes] = {}
+        """The slots, token counts and flags of rows by their version, serialized."""
 
     def encode(
         self,
@@ -59,7 +62,7 @@ class StepEncoder:
         Raises:
             TypeError: A column's type is not the documented one and cannot be widened to it.
         """
-        if not isinstance(command, Batch) or not self._repeats(command):
+        if not isinstance(command, Batch) or (columns := self._kept_columns(command)) is None:
             return encode_step(
                 Step(
                     session_epoch=session_epoch,
@@ -78,7 +81,7 @@ class StepEncoder:
             ):
                 raw = raw_column(column, INT32)
                 changing += (column_tag, varint(len(raw)), raw)
-        batch = self._columns + b"".join(changing)
+        batch = columns + b"".join(changing)
         head = b"".join(
             (
                 _EPOCH_TAG,
@@ -95,10 +98,10 @@ class StepEncoder:
         )
         return seal(b"".join((_STEP_TAG, varint(len(head) + len(batch)), head, batch)))
 
-    def _repeats(self, batch: Batch) -> bool:
+    def _kept_columns(self, batch: Batch) -> bytes | None:
         """
-        Return True for a batch of rows and appends only, if its rows are kept serialized; keep them
-        if they have a version.
+        Return what is kept, or is kept from now on, of the rows of a batch of rows and appends
+        alone; None for any other batch and for rows without a version.
         """
         if (
             batch.admits
@@ -107,12 +110,14 @@ class StepEncoder:
             or len(batch.swap_out_block)
             or len(batch.swap_in_host)
         ):
-            return False
+            return None
         if not batch.rows_version or not len(batch.row_slot):
-            return False
-        if batch.rows_version == self._version:
-            return True
-        self._version = batch.rows_version
+            return None
+        kept = self._columns.get(batch.rows_version)
+        if kept is not None:
+            return kept
+        if len(self._columns) == MAX_VERSIONS:  # rows that changed, all but a few
+            self._columns.clear()
         parts = []
         for column_tag, raw in (
             (_SLOT_TAG, raw_column(batch.row_slot, INT32)),
@@ -120,5 +125,5 @@ class StepEncoder:
             (_FLAGS_TAG, raw_column(batch.row_flags, UINT8)),
         ):
             parts += [column_tag, varint(len(raw)), raw]
-        self._columns = b"".join(parts)
-        return True
+        columns = self._columns[batch.rows_version] = b"".join(parts)
+        return columns

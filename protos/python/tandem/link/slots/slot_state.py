@@ -4,6 +4,8 @@ Slot state that both ends of the step link hold, changed only by batches, and it
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column
@@ -18,6 +20,9 @@ from tandem.link.slots.state_hash import (
 )
 from tandem.link.slots.steady_rows import SteadyRows
 
+MAX_STEADY = 16
+"""Most sets of rows that may be repeated in turn, one for each lane of the scheduler's."""
+
 
 class SlotState(SlotColumns):
     """
@@ -27,7 +32,7 @@ class SlotState(SlotColumns):
     the blocks of a released slot are read once.
     """
 
-    __slots__ = ("_block_keys", "_hash", "_length_key", "_row_slot", "_steady")
+    __slots__ = ("_block_keys", "_hash", "_length_key", "_recent_rows", "_steady")
 
     def __init__(
         self,
@@ -41,9 +46,10 @@ class SlotState(SlotColumns):
         self._hash = StateHash()
         self._block_keys = BlockKeys(num_slots, max_blocks_per_slot, num_blocks)
         self._length_key: UInt64Column = np.zeros(num_slots, np.uint64)
-        self._row_slot = b""
-        """Slots of the rows of the last batch that was checked in full, as bytes."""
-        self._steady: SteadyRows | None = None
+        self._recent_rows: deque[bytes] = deque(maxlen=MAX_STEADY)
+        """Slots of the rows of the latest batches that were checked in full, as bytes."""
+        self._steady: deque[SteadyRows] = deque(maxlen=MAX_STEADY)
+        """Rows that the next batch may repeat, of disjoint slots; those of the last batch last."""
 
     @property
     def state_hash(self) -> int:
@@ -57,11 +63,12 @@ class SlotState(SlotColumns):
         Raises:
             SessionLost: The batch does not fit the state, which is unchanged then.
         """
-        if self._steady is not None and self._steady.is_repeated(self, batch):
-            self._repeat(self._steady, batch)
-            return
-        self._steady = None
+        for steady in self._steady:
+            if steady.is_repeated(self, batch):
+                self._repeat(steady, batch)
+                return
         check_batch(self, batch)
+        self._forget_touched(batch)
         for slot in batch.release_slot.tolist():
             self._release(slot)
         if len(batch.swap_out_host):
@@ -87,7 +94,8 @@ class SlotState(SlotColumns):
         ):
             column.fill(0)
         self._hash = StateHash()
-        self._steady, self._row_slot = None, b""
+        self._steady.clear()
+        self._recent_rows.clear()
 
     def _release(self, slot: int) -> None:
         blocks = self.blocks_of(slot)
@@ -140,14 +148,40 @@ class SlotState(SlotColumns):
         self._hash.add(steady.key_sum)
         self.planned[steady.slot] = steady.end
         self.num_tokens_known[steady.slot] = steady.end + batch.row_num_tokens
+        if len(self._steady) > 1:
+            self._steady.remove(steady)
+            self._steady.append(steady)
+
+    def _forget_touched(self, batch: Batch) -> None:
+        """
+        Drop the rows that may be repeated, but for those that a batch leaves as they are: it only
+        decodes other slots, and gives these blocks that no slot holds.
+
+        To be called for a batch that fits and is about to take effect.
+        """
+        if not self._steady and not self._recent_rows:
+            return
+        blocks = batch.append_block.astype(np.intp)
+        if not SteadyRows.is_decode(batch) or self.num_holders[blocks].any():
+            self._steady.clear()
+            self._recent_rows.clear()
+            return
+        touched = np.concatenate([batch.row_slot, batch.append_slot])
+        kept = [steady for steady in self._steady if not np.isin(steady.slot, touched).any()]
+        if len(kept) < len(self._steady):
+            self._steady.clear()
+            self._steady.extend(kept)
 
     def _expect_repetition(self, batch: Batch) -> None:
         """Prepare for further repetitions after a second batch of the same decode rows."""
-        before, self._row_slot = self._row_slot, batch.row_slot.tobytes()
-        if self._row_slot == before and SteadyRows.is_decode(batch):
+        row_slot = batch.row_slot.tobytes()
+        if row_slot in self._recent_rows and SteadyRows.is_decode(batch):
             keys = self._length_key[batch.row_slot.astype(np.intp)]
             steady = SteadyRows(self, batch, int(keys.sum()))
-            self._steady = steady if steady.is_regular else None
+            if steady.is_regular:
+                self._steady.append(steady)
+                return
+        self._recent_rows.append(row_slot)
 
     def _advance(self, batch: Batch) -> None:
         slots, end = batch.row_slot.astype(np.intp), batch.row_start + batch.row_num_tokens
