@@ -106,11 +106,11 @@ def _build(folder: Path, name: str, compiler: str, runtime: Path) -> Path:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as place:
         library = Path(place) / "library.so"
-        sources = sorted(_SOURCES.glob("*.cpp"))
+        sources = [path for path in _sources() if path.suffix == ".cpp"]
         units = [str(Path(place) / f"{source.stem}.o") for source in sources]
         with ThreadPoolExecutor(os.cpu_count()) as compilers:
             commands = (
-                [compiler, *FLAGS, "-c", str(source), "-o", unit]
+                [compiler, *FLAGS, "-I", str(_SOURCES), "-c", str(source), "-o", unit]
                 for source, unit in zip(sources, units, strict=True)
             )
             list(compilers.map(_run, commands))
@@ -194,12 +194,16 @@ def _openmp_runtime() -> Path:
 
 def _key(runtime: Path) -> str:
     """Return a digest of all that the code depends on, except for the compiler."""
-    sources = sorted(path for path in _SOURCES.iterdir() if path.suffix in {".cpp", ".h"})
-    told = [path.name.encode() + path.read_bytes() for path in sources]
+    told = [str(path.relative_to(_SOURCES)).encode() + path.read_bytes() for path in _sources()]
     told += [flag.encode() for flag in FLAGS]
     told += [platform.machine().encode(), _cpu_features(), torch.__version__.encode()]
     told.append(str(runtime).encode())
     return _digest(b"\0".join(told), 16)
+
+
+def _sources() -> list[Path]:
+    """Return the C++ files of this folder and of those in it; a stem is that of one source only."""
+    return sorted(path for path in _SOURCES.rglob("*") if path.suffix in {".cpp", ".h"})
 
 
 def _cpu_features() -> bytes:

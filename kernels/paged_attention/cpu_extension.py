@@ -40,7 +40,7 @@ _OUTPUTS = ("scratch_floats", "partial_floats", "least_block", "most_block")
 
 
 class _Plan(ctypes.Structure):
-    """The struct `Plan` of plan.h, where the fields are described."""
+    """The struct `Plan` of attention/plan.h, where the fields are described."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in _INPUTS),

@@ -179,8 +179,8 @@ class TestSources:
         files = {where.partition(":")[0] for where, _ in all_comments()}
         assert {
             "kernels/sampling/filters.py",
-            "kernels/cpu_extension/linear.cpp",
-            "kernels/cpu_extension/tile.h",
+            "kernels/cpu_extension/products/linear.cpp",
+            "kernels/cpu_extension/attention/tile.h",
             "deploy/local/setup",
             ".ci/run",
         } <= files

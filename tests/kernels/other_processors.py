@@ -34,8 +34,10 @@ def library_for(processor: str, operation: ModuleType, source: str, folder: Path
         source: Its file among the library's sources.
         folder: An empty folder for what is compiled.
     """
-    for path in (build._SOURCES / source, *build._SOURCES.glob("*.h")):
-        shutil.copy(path, folder)
+    for path in (build._SOURCES / source, *build._SOURCES.rglob("*.h")):
+        copy = folder / path.relative_to(build._SOURCES)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy(path, copy)
     flags = [flag for flag in build.FLAGS if not flag.startswith("-march")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "_SOURCES", folder)

@@ -209,7 +209,7 @@ class TestOtherProcessors:
         """
         Compiled for processors with narrower vectors, every type and head size keeps the bound.
         """
-        with library_for(processor, cpu_extension, "paged_attention.cpp", tmp_path):
+        with library_for(processor, cpu_extension, "attention/paged_attention.cpp", tmp_path):
             for of in SHAPES.values():
                 for dtype in TYPES.values():
                     assert_scene_errs_little(Scene(ROWS, replace(of, dtype=dtype)))
@@ -221,7 +221,7 @@ class TestOtherProcessors:
         """
         Compiled for processors with narrower vectors, chunks of a prompt do not matter either.
         """
-        with library_for(processor, cpu_extension, "paged_attention.cpp", tmp_path):
+        with library_for(processor, cpu_extension, "attention/paged_attention.cpp", tmp_path):
             for of in CHUNKED.values():
                 for dtype in TYPES.values():
                     assert_chunks_do_not_matter(replace(of, dtype=dtype))

@@ -184,7 +184,7 @@ class TestOtherProcessors:
         Compiled for other processors, sums have the bits of float32 rows with the same numbers, and
         are rounded once.
         """
-        with library_for(processor, cpu_extension, "linear.cpp", tmp_path):
+        with library_for(processor, cpu_extension, "products/linear.cpp", tmp_path):
             for rows, width, columns in (*SHAPES, BLOCK_OF_ROWS, ODD_WIDTH):
                 x, weight = numbers(rows, width), PackedWeight.of(numbers(columns, width, seed=1))
                 bias, residual = numbers(columns, seed=2), numbers(rows, columns, seed=3)

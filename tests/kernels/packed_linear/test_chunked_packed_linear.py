@@ -136,7 +136,7 @@ class TestOtherProcessors:
         """
         Compiled for other processors, parts of the width add up to the bits of the whole.
         """
-        with library_for(processor, cpu_extension, "linear.cpp", tmp_path):
+        with library_for(processor, cpu_extension, "products/linear.cpp", tmp_path):
             for shape in SHAPES:
                 for kind in KINDS:
                     check_ranks(shape, kind)

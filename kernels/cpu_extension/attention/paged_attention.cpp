@@ -17,7 +17,7 @@
 
 #include "export.h"
 #include "operations.h"
-#include "plan.h"
+#include "attention/plan.h"
 
 namespace tandem {
 namespace {

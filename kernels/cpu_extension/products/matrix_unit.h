@@ -13,7 +13,7 @@
 #include <cstdint>
 
 #include "lines.h"
-#include "product_tile.h"
+#include "products/product_tile.h"
 
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__AVX512BF16__)
 #define TANDEM_MATRIX_UNIT 1

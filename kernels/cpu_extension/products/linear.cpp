@@ -24,11 +24,11 @@
 // High-Performance Matrix Multiplication", 2008. Here nothing is packed at run time.
 #include <algorithm>
 
-#include "chunks.h"
+#include "products/chunks.h"
 #include "export.h"
-#include "matrix_unit.h"
+#include "products/matrix_unit.h"
 #include "operations.h"
-#include "product_tile.h"
+#include "products/product_tile.h"
 #include "room.h"
 
 namespace tandem {

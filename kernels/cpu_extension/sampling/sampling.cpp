@@ -5,7 +5,7 @@
 #include <new>
 
 #include "export.h"
-#include "logits.h"
+#include "sampling/logits.h"
 
 namespace tandem {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <initializer_list>
 
-#include "tile.h"
+#include "attention/tile.h"
 
 namespace tandem {
 

@@ -4,7 +4,7 @@
 #include <new>
 
 #include "export.h"
-#include "logits.h"
+#include "sampling/logits.h"
 
 namespace tandem {
 namespace {
