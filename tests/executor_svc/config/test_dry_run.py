@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from structlog.testing import capture_logs
 
 from executor_svc import run as executor
 from executor_svc.model import loader
@@ -15,11 +16,12 @@ from tandem.settings.schema import KV_SIZE_KNOBS
 @pytest.fixture
 def dry_run(model_dir, capsys, monkeypatch):
     """
-    Run a dry run and return its exit code, output and errors; loading weights fails the test.
+    Run a dry run and return its exit code, output and errors, without what it logs; loading weights
+    fails the test.
     """
 
     def run(*flags: str) -> tuple[int, str, str]:
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, capture_logs():
             patch.setattr(loader, "load_weights", lambda *_: pytest.fail("weights are loaded"))
             # Loggers of other tests' modules would keep writing to the stream captured here.
             patch.setattr(executor, "configure_logging", lambda *_: None)
