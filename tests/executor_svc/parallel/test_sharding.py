@@ -107,6 +107,16 @@ class TestSlices:
         assert [first] * 4 + [second] * 4 == [slice_of(name, rank, 8) for rank in range(8)]
         assert 1 == shard(SIZES, 5, 8).own.num_kv_heads
 
+    def test_one_key_head_is_replicated_on_two_ranks(self):
+        """
+        Both of two ranks hold all of one key head, and half of the query heads that read it.
+        """
+        shares = [shard(replace(SIZES, num_kv_heads=1), rank, 2) for rank in range(2)]
+        whole = TensorSlice(0, 0, 16)
+        for name in (LAYER + "self_attn.k_proj.weight", LAYER + "self_attn.v_proj.weight"):
+            assert [whole] * 2 == [share.slice_of(name) for share in shares]
+        assert [(4, 1)] * 2 == [(each.own.num_heads, each.own.num_kv_heads) for each in shares]
+
     def test_vocabulary_that_does_not_divide_ends_with_padding(self):
         """
         All ranks have as many rows of the vocabulary, some of them not in use on the last ones.
@@ -268,7 +278,7 @@ class TestRefusal:
             ({"intermediate_size": 95}, 2, "legal size is 1"),
             ({}, 16, "legal sizes are 1, 2, 4 and 8"),
         ],
-        ids=["heads", "key-heads", "mlp", "too-many"],
+        ids=["heads", "three-key-heads-on-two", "mlp", "too-many"],
     )
     def test_size_that_does_not_divide_is_refused_with_those_that_do(
         self, changes: dict[str, int], size: int, legal: str

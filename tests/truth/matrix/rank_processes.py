@@ -1,0 +1,210 @@
+"""
+Processes that are ranks of executors, kept over many cases because each takes seconds to start.
+
+A rank joins its executor's process groups, loads its share and computes the steps that it is sent,
+as bytes of the step link, with the functions of the executor service.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import os
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from torch import distributed
+
+from executor_svc.config.settings import load_settings
+from executor_svc.engine import load_engine
+from executor_svc.ranks.joining import join_groups
+from executor_svc.ranks.place import LOOPBACK, RankPlace
+from executor_svc.server.loaded import Engine
+from executor_svc.server.runner_thread import launch
+from tandem.executor.v1.executor_service_pb2 import DescribeResponse
+from tandem.link.codec.wire import decode_request, decode_response, encode_response
+from tandem.link.commands import Step
+from tandem.link.results import StepResult
+
+ANSWER_S = 120.0
+"""Seconds in which a rank answers on a busy machine; ranks wait for each other without a limit."""
+
+
+class RankProcesses:
+    """Processes without a task, and those that are ranks of executors; it starts what is needed."""
+
+    def __init__(self, folder: Path) -> None:
+        """
+        Args:
+            folder: Folder for the files in which ranks meet.
+        """
+        self._folder = folder
+        self._context = multiprocessing.get_context("spawn")
+        self._idle: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        self._num_executors = 0
+
+    def executor(self, tp_size: int, pp_size: int, flags: Sequence[str]) -> RankedExecutor:
+        """Let so many ranks and stages begin to load an executor with these flags."""
+        size = tp_size * pp_size
+        while len(self._idle) < size:
+            self._idle.append(self._started())
+        taken, self._idle = self._idle[:size], self._idle[size:]
+        self._num_executors += 1
+        store = self._folder / f"store-{self._num_executors}"
+        return RankedExecutor(taken, self._idle.extend, (store, pp_size, tuple(flags)))
+
+    def stop(self) -> None:
+        """End all processes, whatever they do."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._processes, self._idle = [], []
+
+    def _started(self) -> Connection:
+        here, there = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(there,), daemon=True)
+        process.start()
+        there.close()
+        self._processes.append(process)
+        return here
+
+
+class RankedExecutor:
+    """The ranks of one executor, which all do what they are told, in order."""
+
+    def __init__(
+        self,
+        ranks: list[Connection],
+        give_back: Callable[[list[Connection]], None],
+        loading: tuple[Path, int, tuple[str, ...]],
+    ) -> None:
+        """
+        Args:
+            ranks: Connections to idle processes, in the order of ranks.
+            give_back: Takes them back.
+            loading: File in which they meet, number of stages, and flags.
+        """
+        self._ranks = ranks
+        self._give_back = give_back
+        self._num_unanswered = 1
+        for rank, pipe in enumerate(ranks):
+            pipe.send(("load", (rank, len(ranks), *loading)))
+
+    def describe(self) -> DescribeResponse:
+        """Wait until all ranks have loaded, and return rank 0's description."""
+        return DescribeResponse.FromString(self._ask("describe")[0])
+
+    def send(self, raw: bytes) -> None:
+        """Let all ranks launch a step, given in bytes of the step link."""
+        self._tell("launch", raw)
+
+    def collect(self) -> StepResult:
+        """Return rank 0's result of the oldest step; all ranks must have the same tokens."""
+        results = [decode_response(raw) for raw in self._ask("collect")]
+        tokens = [(one.step_id, one.slot.tolist(), one.token.tolist()) for one in results]
+        assert [tokens[0]] * len(tokens) == tokens
+        return results[0]
+
+    def end(self) -> None:
+        """Check that all ranks have the same tokens on their devices, and give them back."""
+        checksums = self._ask("checksum")
+        assert 1 == len(set(checksums)), checksums
+        self._ask("end")
+        self._give_back(self._ranks)
+
+    def _tell(self, name: str, *given: object) -> None:
+        self._num_unanswered += 1
+        for pipe in self._ranks:
+            pipe.send((name, given))
+
+    def _ask(self, name: str, *given: object) -> list[Any]:
+        """Return the answers of all ranks; what they were told before must have gone well."""
+        self._tell(name, *given)
+        left = dict.fromkeys(self._ranks, self._num_unanswered)
+        answers: dict[Connection, Any] = {}
+        while left:
+            ready = [pipe for pipe in left if pipe in connection.wait(left, ANSWER_S)]
+            assert ready, f"no rank answers to {name}"
+            for pipe in ready:
+                answers[pipe], error = pipe.recv()
+                assert error is None, error
+                left[pipe] -= 1
+                if not left[pipe]:
+                    del left[pipe]
+        self._num_unanswered = 0
+        return [answers[pipe] for pipe in self._ranks]
+
+
+class _Rank:
+    """One rank; its methods are called by name, with what the test sends."""
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+        self._launched: deque[Callable[[], StepResult]] = deque()
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None
+        return self._engine
+
+    def load(self, rank: int, size: int, store: Path, pp_size: int, flags: Sequence[str]) -> None:
+        """Join the other ranks, and load a share of the model together with them."""
+        place = RankPlace(
+            rank=rank,
+            size=size,
+            pp_size=pp_size,
+            local_rank=rank,
+            host=LOOPBACK,
+            port=0,
+            parent=os.getppid(),
+        )
+        groups = join_groups(place, distributed.FileStore(str(store), size), "cpu")
+        self._engine = load_engine(load_settings(flags, {}), "boot", groups=groups)
+
+    def describe(self) -> bytes:
+        return self.engine.description.SerializeToString()
+
+    def launch(self, raw: bytes) -> None:
+        """Launch a step, checking its state hash, as every rank of an executor does."""
+        step = decode_request(raw)
+        assert isinstance(step, Step)
+        self._launched.append(launch(self.engine.runner, step))
+
+    def collect(self) -> bytes:
+        return encode_response(self._launched.popleft()())
+
+    def checksum(self) -> int:
+        return self.engine.checksum()
+
+    def end(self) -> None:
+        """Forget the model, and leave the groups."""
+        assert not self._launched
+        self._engine = None
+        gc.collect()  # a link of stages waits for its transfers first
+        distributed.destroy_process_group()
+
+
+def _serve(pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    rank = _Rank()
+    while True:
+        try:
+            name, given = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer = getattr(rank, name)(*given), None
+        except Exception:  # noqa: BLE001  # the test reports it
+            answer = None, traceback.format_exc()
+        pipe.send(answer)

@@ -1,0 +1,70 @@
+"""Ranks, stages and executors together give the tokens of one rank alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+import pytest
+
+from tests.truth.matrix.cases import DP, EVERYDAY, MATRIX, PAIRWISE, PP, TP, Case
+from tests.truth.matrix.rank_processes import RankProcesses
+from tests.truth.matrix.workload import check_case, references
+
+NAMES = ("family", "tp", "pp", "dp")
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory) -> Iterator[RankProcesses]:
+    processes = RankProcesses(tmp_path_factory.mktemp("stores"))
+    yield processes
+    processes.stop()
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    return references(tmp_path_factory.mktemp("models"))
+
+
+def pairs(cases: list[Case]) -> set[tuple[object, ...]]:
+    """Return the pairs of values that meet in any case."""
+    return {
+        (one, getattr(case, one), other, getattr(case, other))
+        for case in cases
+        for one, other in combinations(NAMES, 2)
+    }
+
+
+class TestCases:
+    def test_pairwise_cases_cover_every_pair(self):
+        """
+        Any two values of any two of family, tp, pp and dp meet in a case of at most 8 processes.
+        """
+        assert pairs(MATRIX) == pairs(PAIRWISE)
+        assert 8 == max(case.num_processes for case in PAIRWISE)
+
+    def test_everyday_cases_join_each_two_ways_of_using_processes(self):
+        """
+        The everyday cases are some of the pairwise ones; ranks, stages and executors meet two by
+        two in them.
+        """
+        assert set(EVERYDAY) <= set(PAIRWISE)
+        several = {"tp": TP[1], "pp": PP[1], "dp": DP[1]}
+        assert pairs(EVERYDAY) >= {(*a, *b) for a, b in combinations(several.items(), 2)}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=str(case), marks=() if case in EVERYDAY else pytest.mark.slow)
+        for case in PAIRWISE
+    ],
+)
+class TestTokens:
+    def test_they_are_those_of_one_rank(self, case, processes, reference):
+        """
+        Greedy and seeded requests, with choices, penalties and log probabilities, that share
+        prefixes, are preempted, swapped and computed again, get what one rank answers to each
+        alone, and all ranks of an executor have the same tokens.
+        """
+        check_case(case, processes, *reference(case.family))
