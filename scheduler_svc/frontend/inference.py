@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
 from scheduler_svc.frontend.batch.item_counts import ItemCounts
+from scheduler_svc.frontend.batch.item_turns import ItemTurns
 from scheduler_svc.frontend.batch.stream import BatchStream
 from scheduler_svc.frontend.calls.refusal_lines import RefusalLines
 from scheduler_svc.frontend.core_client import CoreClient
@@ -61,6 +62,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         self._threads = threads
         self._serving = RequestServing(core, threads, clock)
         self._counts = ItemCounts(max_items, shares)
+        self._item_turns = ItemTurns(clock)
         self._refusals = refusals
         self._max_pending_bytes = max_pending_bytes
         self._batches: set[BatchStream] = set()
@@ -92,6 +94,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         batch = BatchStream(
             self._serving,
             self._counts,
+            self._item_turns,
             context,
             refusals=self._refusals,
             max_pending_bytes=self._max_pending_bytes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 import sys
 import threading
@@ -53,6 +54,8 @@ def run(argv: Sequence[str]) -> int:
     structlog.contextvars.bind_contextvars(frontend=settings.index)
     os.nice(NICENESS)
     bound_heaps()
+    # All modules stay. Looking at them in every full collection would stop all calls for long.
+    gc.freeze()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         read_all_wakeups(runner.get_loop())
         return runner.run(_serve(settings))

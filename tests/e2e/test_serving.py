@@ -112,7 +112,7 @@ class TestCompletion:
 
 
 REFUSALS = {
-    "empty prompt": ("", {}, EmptyPrompt, "request.text"),
+    "empty prompt": ("", {}, EmptyPrompt, "text"),
     "no ids": (None, {"token_ids": []}, EmptyPrompt, "token_ids"),
     "no messages": (None, {"messages": []}, EmptyPrompt, "chat"),
     "id past the vocabulary": (None, {"token_ids": [1, 10**6]}, InvalidParameter, "token_ids"),

@@ -112,13 +112,13 @@ class TestBounds:
     @pytest.mark.parametrize(
         ("options", "field"),
         [
-            ({"max_tokens": 0}, "request.stopping.max_tokens"),
-            ({"max_tokens": 0, "prompt_logprobs": 1, "n": 2}, "request.n"),
+            ({"max_tokens": 0}, "stopping.max_tokens"),
+            ({"max_tokens": 0, "prompt_logprobs": 1, "n": 2}, "n"),
             (
                 {"max_tokens": 0, "prompt_logprobs": 1, "min_tokens": 1},
-                "request.stopping.min_tokens",
+                "stopping.min_tokens",
             ),
-            ({"prompt_logprobs": 21}, "request.response.prompt_logprobs"),
+            ({"prompt_logprobs": 21}, "response.prompt_logprobs"),
         ],
     )
     def test_what_cannot_be_scored_is_refused(self, client, options, field):

@@ -46,7 +46,7 @@ from tandem_client.params import GenerateOptions, TokenizeOptions
 from tandem_client.request import build_request, detokenize_request, tokenize_request
 from tandem_client.request.names import suggests_names
 from tandem_client.streams.aio_stream import AsyncGenerationStream
-from tandem_client.streams.resume import complete_request
+from tandem_client.streams.resume import complete_request, paths_of_request
 from tandem_client.streams.retry import RetryPolicy, UnaryRetries
 from tandem_client.streams.stream import deadline_after
 from tandem_client.targets import address_of
@@ -186,9 +186,9 @@ class AsyncClient(AsyncConnection):
     ) -> Completion:
         """Wait for one whole completion; arguments and errors as in `Client.generate`."""
         request = complete_request(prompt, options, self._retry, secrets.token_hex(16))
-        return completion_from_proto(
-            await self._unary(self._stub.Complete, request, deadline_s, is_patient=True)
-        )
+        with paths_of_request():
+            answer = await self._unary(self._stub.Complete, request, deadline_s, is_patient=True)
+        return completion_from_proto(answer)
 
     async def tokenize(
         self,

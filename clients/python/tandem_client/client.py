@@ -36,7 +36,7 @@ from tandem_client.model import Model, PromptTokens, model_from_proto, tokens_fr
 from tandem_client.params import GenerateOptions, TokenizeOptions
 from tandem_client.request import build_request, detokenize_request, tokenize_request
 from tandem_client.request.names import suggests_names
-from tandem_client.streams.resume import complete_request
+from tandem_client.streams.resume import complete_request, paths_of_request
 from tandem_client.streams.retry import RetryPolicy, UnaryRetries
 from tandem_client.streams.stream import GenerationStream, StartCall, deadline_after
 from tandem_client.targets import address_of
@@ -207,9 +207,9 @@ class Client(Connection):
     ) -> Completion:
         """Wait for one whole completion; arguments and errors as in `generate`."""
         request = complete_request(prompt, options, self._retry, secrets.token_hex(16))
-        return completion_from_proto(
-            self._unary(self._stub.Complete, request, deadline_s, is_patient=True)
-        )
+        with paths_of_request():
+            answer = self._unary(self._stub.Complete, request, deadline_s, is_patient=True)
+        return completion_from_proto(answer)
 
     def tokenize(
         self,

@@ -11,8 +11,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// Failure of a call: the gRPC status to which it derefs, and what Tandem tells in its details. A
 /// connection that broke, or could not be made, is `Unavailable` without a reason.
+// With the beginning of the field's path that leads to the caller's request.
 #[derive(Clone, Debug)]
-pub struct Error(Status);
+pub struct Error(Status, &'static str);
 
 impl Error {
     /// Return the reason; `Unspecified` where nothing told one that this client knows.
@@ -29,7 +30,8 @@ impl Error {
     }
     /// Return the path of the field that is wrong, such as `sampling.top_p`.
     pub fn field(&self) -> Option<String> {
-        Some(self.get_details_bad_request()?.field_violations.first()?.field.clone())
+        let path = self.get_details_bad_request()?.field_violations.into_iter().next()?.field;
+        Some(path.strip_prefix(self.1).unwrap_or(&path).into())
     }
     /// Return the wait after which the server advised to try again.
     pub fn retry_after(&self) -> Option<Duration> {
@@ -43,12 +45,16 @@ impl Error {
     pub fn from_item(error: &[u8]) -> Self {
         let status = pb::Status::decode(error).unwrap_or_default();
         let details = error.to_vec().into();
-        Self(Status::with_details(status.code.into(), status.message, details))
+        Self(Status::with_details(status.code.into(), status.message, details), "")
     }
     /// Make the error of what this client found itself.
     pub(crate) fn found(code: Code, reason: &str, message: &str) -> Self {
         let details = ErrorDetails::with_error_info(reason, "tandem", HashMap::new());
-        Self(Status::with_error_details(code, message, details))
+        Self(Status::with_error_details(code, message, details), "")
+    }
+    /// Leave `outer`, which leads to the caller's request, out of the path of the field.
+    pub(crate) fn within(self, outer: &'static str) -> Self {
+        Self(self.0, outer)
     }
     /// Return true if no connection could be made, so that no server has the call.
     pub(crate) fn is_unsent(&self) -> bool {
@@ -67,11 +73,11 @@ impl From<Status> for Error {
         let text = match causes(&status).last() {
             Some(root) => format!("the connection failed: {root}"),
             None if status.message().starts_with(CUT_OFF) => "the stream was cut off".into(),
-            None => return Self(status),
+            None => return Self(status, ""),
         };
         let mut told = Status::unavailable(text);
         told.set_source(Arc::new(status));
-        Self(told)
+        Self(told, "")
     }
 }
 

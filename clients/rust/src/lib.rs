@@ -98,7 +98,8 @@ impl Client {
     /// Return the whole outcome of a request.
     pub async fn complete(&self, request: GenerateRequest) -> Result<CompleteResponse> {
         let request = Some(retry::with_key(request, &self.retry));
-        self.complete_whole(CompleteRequest { request }).await
+        let whole = self.complete_whole(CompleteRequest { request }).await;
+        whole.map_err(|error| error.within("request."))
     }
     unary! {
         complete_whole = complete(CompleteRequest) -> CompleteResponse, true;

@@ -118,7 +118,8 @@ export class Client implements Disposable {
       yield* call as AsyncIterable<buf.MessageShape<O>>;
     } catch (error) {
       attempts.leftMs(); // What ends by the deadline or the signal may have any code.
-      throw "metadata" in (error as object) ? fromFailure(error as grpc.ServiceError) : error;
+      if (!("metadata" in (error as object))) throw error;
+      throw fromFailure(error as grpc.ServiceError, name === "Complete" ? "request." : "");
     }
   }
 

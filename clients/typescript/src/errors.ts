@@ -29,8 +29,9 @@ export class TandemError extends Error {
 /** Returns the error for a server that broke the contract. */
 export const bug = (message: string) => new TandemError(Code.INTERNAL, message, "INTERNAL");
 
-/** Returns the error in a serialized google.rpc.Status; throws if the bytes are none. */
-export function fromStatus(bytes: Uint8Array): TandemError {
+/** Returns the error in a serialized google.rpc.Status; throws if the bytes are none.
+ * @param outer - Beginning of the field's path that leads to the caller's request. */
+export function fromStatus(bytes: Uint8Array, outer = ""): TandemError {
   const { code, message, details } = fromBinary(StatusSchema, bytes);
   const of = <D extends DescMessage>(type: D) => details.flatMap((it) => anyUnpack(it, type) ?? []);
   const { reason, metadata } = of(rpc.ErrorInfoSchema).find((it) => it.domain === "tandem") ?? {};
@@ -38,17 +39,19 @@ export function fromStatus(bytes: Uint8Array): TandemError {
   const [retry] = of(rpc.RetryInfoSchema);
   const [request] = of(rpc.RequestInfoSchema);
   const waitMs = retry && (retry.retryDelay ? durationMs(retry.retryDelay) : 0);
-  return new TandemError(code, message, reason, metadata, wrong?.field, waitMs, request?.requestId);
+  const field = wrong?.field.startsWith(outer) ? wrong.field.slice(outer.length) : wrong?.field;
+  return new TandemError(code, message, reason, metadata, field, waitMs, request?.requestId);
 }
 
 // What grpc-js says, with various codes, of a connection that broke under a call.
 const BROKEN = /RST_STREAM|start HTTP\/2 stream|Bandwidth exhausted|No status information/;
 
 /** Returns the error of a call that failed, and that nothing on this side cancelled. */
-export function fromFailure({ code, details, metadata }: ServiceError): TandemError {
+export function fromFailure(failure: ServiceError, outer?: string): TandemError {
+  const { code, details, metadata } = failure;
   try {
     const [status] = metadata.get("grpc-status-details-bin");
-    if (typeof status === "object") return fromStatus(status);
+    if (typeof status === "object") return fromStatus(status, outer);
   } catch {} // Details that cannot be decoded tell nothing: the status line counts.
   const isBroken = code === Code.CANCELLED || BROKEN.test(details);
   return new TandemError(isBroken ? Code.UNAVAILABLE : code, details);

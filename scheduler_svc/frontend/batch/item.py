@@ -72,7 +72,9 @@ class Item:
     def fail(self, error: TandemError) -> None:
         """End the item with an error, once its task knows of one."""
         if self.failure is None:
-            self.failure = error
+            # The frames that it passed refer to this item. Left to the collector, thousands of
+            # refused items would be freed in one go, for which all calls would wait.
+            self.failure = error.with_traceback(None)
             self.bell.ring()
 
     def events(self) -> list[bytes]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Hashable
 
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from scheduler_svc.frontend.batch.item import Item
 from scheduler_svc.frontend.batch.item_counts import ItemCounts
+from scheduler_svc.frontend.batch.item_turns import ItemTurns, Piece
 from scheduler_svc.frontend.calls.call_id import call_id, start_call
 from scheduler_svc.frontend.calls.failures import typed_failure
 from scheduler_svc.frontend.calls.refusal_lines import RefusalLines
@@ -26,7 +27,7 @@ METHOD = "/tandem.inference.v1.InferenceService/GenerateBatch"
 MAX_MESSAGE_BYTES = 1 << 20
 """Most bytes of one response message."""
 ITEMS_PER_MESSAGE = 256
-"""Most items of one message: other calls go on between two messages."""
+"""Most items of one message, however short their events are."""
 REST_PER_WORK = 3.0
 """
 Seconds without a message per second that the last one took to encode. So one call takes at most a
@@ -48,6 +49,7 @@ class BatchStream:
         self,
         serving: RequestServing,
         counts: ItemCounts,
+        turns: ItemTurns,
         context: Context,
         *,
         refusals: RefusalLines,
@@ -57,16 +59,19 @@ class BatchStream:
         Args:
             serving: Serves the requests.
             counts: Numbers of items in flight of all connections and tenants.
+            turns: Turns of all batches at the event loop.
             context: The call.
             refusals: Sums up lines about refused calls, of which an item is one.
             max_pending_bytes: Most output of all items that may wait for the client.
         """
         self._serving = serving
         self._counts = counts
+        self._turns = turns
         self._context = context
         self._refusals = refusals
         self._connection = connection_of(context.peer(), self)
         self._caller = current_caller.get()
+        self._takes_turns_as = self._turn_taker()
         self._write = SharedWrite(max_pending_bytes)
         self._line: deque[ItemBell] = deque()
         """Items with news."""
@@ -82,6 +87,15 @@ class BatchStream:
         self._failure: Exception | None = None
         self._something = asyncio.Event()
         self._none_refused = asyncio.Event()
+
+    def _turn_taker(self) -> Hashable:
+        """Return its tenant; its connection where a tenant is known of no call or only of items."""
+        if self._caller is None or self._caller.is_delegate:
+            return self._connection
+        return self._caller.identity.tenant
+
+    async def _turn(self) -> Piece:
+        return await self._turns.next(self._takes_turns_as)
 
     def ring(self) -> None:
         """Look for something to send, or for the end of the service."""
@@ -115,19 +129,20 @@ class BatchStream:
     async def _read(self, requests: AsyncIterator[pb.GenerateBatchRequest]) -> None:
         try:
             async for message in requests:
-                self._take(message)
-                # A client that adds more than it may must read why before it can add on.
-                while self._refused:
-                    self._none_refused.clear()
-                    await self._none_refused.wait()
+                await self._take(message)
+                await self._until_none_is_refused()
             self._is_half_closed = True
         except Exception as error:  # noqa: BLE001  # goes on in the call's own task
             self._failure = error
         self.ring()
 
-    def _take(self, message: pb.GenerateBatchRequest) -> None:
+    async def _take(self, message: pb.GenerateBatchRequest) -> None:
         _check_known(message, "")
+        piece = await self._turn()
         for at, one in enumerate(message.add):
+            if piece.is_over:
+                await self._until_none_is_refused()
+                piece = await self._turn()
             _check_known(one, f"add[{at}]")
             if one.item <= self._last_number:
                 raise InvalidParameter(
@@ -135,7 +150,7 @@ class BatchStream:
                     field=f"add[{at}].item",
                 )
             self._last_number = one.item
-            self._add(one)
+            self._add(one, piece)
         for at, number in enumerate(message.cancel):
             if number > self._last_number:
                 raise InvalidParameter(f"no item {number} was added.", field=f"cancel[{at}]")
@@ -145,7 +160,13 @@ class BatchStream:
                 if item.output is not None:
                     self._serving.cancel(item.output.inbox)
 
-    def _add(self, one: pb.BatchItem) -> None:
+    async def _until_none_is_refused(self) -> None:
+        """Let a client that adds more than it may read why before it can add on."""
+        while self._refused:
+            self._none_refused.clear()
+            await self._none_refused.wait()
+
+    def _add(self, one: pb.BatchItem, piece: Piece) -> None:
         item = Item(one.item, self._line, self.ring, self._write)
         try:
             self._counts.enter(self._connection, self._caller)
@@ -156,6 +177,7 @@ class BatchStream:
             return
         self._items[item.number] = item
         item.log_context = contextvars.copy_context()
+        piece.note_begun()
         self._begin(self._serve(item, one.request), item.log_context)
 
     async def _serve(self, item: Item, request: pb.GenerateRequest) -> None:
@@ -192,16 +214,15 @@ class BatchStream:
         while True:
             await self._something.wait()
             self._something.clear()
-            while True:
-                began_s = self._serving.clock()
-                events = self._next_events()
+            while self._encoded or self._line:
+                events, encoding_s = await self._next_events()
                 if not events:
-                    break
-                encoding_s = self._serving.clock() - began_s
+                    continue
                 await self._serving.write(
                     self._write, b"".join([event for event, _ in events]), self._context
                 )
                 self._note_sent(events)
+                del events  # it holds its items, and the next ones may come in an hour
                 await self._rest(rest_after(encoding_s))
             if self._failure is not None:
                 raise self._failure
@@ -217,19 +238,26 @@ class BatchStream:
         if seconds:
             await asyncio.sleep(seconds)
 
-    def _next_events(self) -> list[tuple[bytes, Item]]:
-        """Return the events of the next message, with their items; none if nothing is new."""
+    async def _next_events(self) -> tuple[list[tuple[bytes, Item]], float]:
+        """
+        Return the events of the next message, with their items, and the seconds that encoding them
+        took; none if no item of the line has an event that is due.
+        """
         encoded, line = self._encoded, self._line
         events: list[tuple[bytes, Item]] = []
         num_bytes = num_items = 0
+        spent_s, piece = 0.0, await self._turn()
         while True:
             while encoded:
                 num_bytes += len(encoded[0][0])
                 if num_bytes > MAX_MESSAGE_BYTES and events:
-                    return events
+                    return events, spent_s + piece.spent_s
                 events.append(encoded.popleft())
             if not line or num_items == ITEMS_PER_MESSAGE:
-                return events
+                return events, spent_s + piece.spent_s
+            if piece.is_over:
+                spent_s += piece.spent_s
+                piece = await self._turn()
             num_items += 1
             number = line.popleft().item
             item = self._items.get(number) or self._refused.get(number)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import structlog
 
 from scheduler_svc.core.queue.retry_advice import RetryAdvice
+from scheduler_svc.frontend.identity.call_window import FewGuard
 from tandem.errors import QueueFull
 
 _SERVICE = "/tandem.inference.v1.InferenceService"
@@ -16,6 +17,8 @@ PLACED = frozenset(f"{_SERVICE}/{name}" for name in ("Generate", "Complete"))
 """Methods of whose calls each takes a place in the core until it ends."""
 SHARED = PLACED | {f"{_SERVICE}/{name}" for name in ("Tokenize", "Detokenize")}
 """Methods whose calls count: they take a place, or only this frontend's time."""
+PLACES_PER_LEFT = 8
+"""One of so many places is left to tenants with few, while there are such."""
 LOG_INTERVAL_S = 1.0
 """Seconds from one line about refused calls to the next; thousands may be refused in between."""
 
@@ -73,6 +76,10 @@ class CallShares:
     a tenant with less, nor one that takes no place: such calls only count, among themselves, for
     who has few.
 
+    Where all requests of the core run, it has none that could make room. So for `GUARD_S` after a
+    call of a tenant with few, an eighth of the places counts as taken for others that have their
+    share. A tenant that is alone has all places.
+
     A call counts once, however many choices and log probabilities it asks for: that is not known
     before it is read, and it takes no more of what is shared here, which is the way of a message to
     the core. Afterwards the core counts every choice, for `max_num_seqs`, the queue and the
@@ -91,6 +98,7 @@ class CallShares:
         self._clock = clock
         self._placed, self._others = _Served(), _Served()
         """Calls that take a place in the core, and those that take none."""
+        self._few = FewGuard(clock)
         self._advice = RetryAdvice()
         self._num_refused = 0
 
@@ -99,18 +107,22 @@ class CallShares:
         Check that a tenant of this weight may have another call that takes a place.
 
         Raises:
-            QueueFull: All places are taken, and the tenant has its share of them.
+            QueueFull: All places are taken, or left to tenants with few, and the tenant has its
+                share of them.
         """
         num_calls = self._placed.num_calls
-        if num_calls < self._max_calls:
+        num_left = self._max_calls // PLACES_PER_LEFT if self._few.is_on(tenant) else 0
+        num_places = self._max_calls - num_left
+        if num_calls < num_places:
             return
         num_own, part = self._placed.of_tenant(tenant, weight)
-        share = max(1, int(self._max_calls * part))
+        share = max(1, int(num_places * part))
         if num_own < share:
             return
         self._note_refusal()
         raise QueueFull(
-            f"{num_calls} calls are being served and max_num_seqs is {self._max_calls}; "
+            f"{num_calls} calls are being served and max_num_seqs is {self._max_calls}, of which "
+            f"{num_left} are left to tenants with few; "
             f"tenant {tenant!r} has {num_own} of them and a share of {share}: try again when one "
             "has ended",
             metadata={"limit": "max_num_seqs", "value": str(self._max_calls)},
@@ -139,6 +151,8 @@ class CallShares:
         """
         if takes_place:
             self.check(tenant, weight)
+            if self._placed.num_calls and self.has_few(tenant, weight):
+                self._few.guard(tenant)
         self._of_kind(takes_place=takes_place).begin(tenant, weight)
 
     def end(self, tenant: str, *, takes_place: bool = True) -> None:

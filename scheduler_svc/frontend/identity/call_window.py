@@ -13,6 +13,32 @@ _GROW = 0.1
 """Change of the window by one timer that was late, and by one that was not."""
 
 
+class FewGuard:
+    """Which tenant with few began a call last: others leave it room for `GUARD_S`. Pure."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """
+        Args:
+            clock: Monotonic clock.
+        """
+        self._clock = clock
+        self._newest = ("", clock())
+        """Tenant that was guarded last, and until when."""
+        self._other = self._newest
+        """The same of the last one that is not this tenant."""
+
+    def guard(self, tenant: str) -> None:
+        """Note that a tenant with few begins a call."""
+        if self._newest[0] != tenant:
+            self._other = self._newest
+        self._newest = (tenant, self._clock() + GUARD_S)
+
+    def is_on(self, tenant: str) -> bool:
+        """Return whether this tenant is to leave room to another one."""
+        name, until_s = self._newest
+        return self._clock() < (self._other[1] if name == tenant else until_s)
+
+
 class CallWindow:
     """
     Most calls that are served at a time while calls of a tenant with few are among them.
@@ -33,14 +59,10 @@ class CallWindow:
             max_calls: Places in the core, so most calls that are of use at a time.
             clock: Monotonic clock.
         """
-        self._clock = clock
+        self._few = FewGuard(clock)
         self._least = max(1.0, max_calls / 8)
         self._most = max(1.0, float(max_calls))
         self._size = max(1.0, max_calls / 4)
-        self._newest = ("", clock())
-        """Tenant that was guarded last, and until when."""
-        self._other = self._newest
-        """The same of the last one that is not this tenant."""
 
     @property
     def size(self) -> float:
@@ -49,16 +71,11 @@ class CallWindow:
 
     def guard(self, tenant: str) -> None:
         """Note that a tenant with few begins a call."""
-        if self._newest[0] != tenant:
-            self._other = self._newest
-        self._newest = (tenant, self._clock() + GUARD_S)
+        self._few.guard(tenant)
 
     def is_open(self, tenant: str, num_calls: int) -> bool:
         """Return whether a tenant with many may begin a call beside the `num_calls` there are."""
-        if num_calls < self._size:
-            return True
-        name, until_s = self._newest
-        return self._clock() >= (self._other[1] if name == tenant else until_s)
+        return num_calls < self._size or not self._few.is_on(tenant)
 
     def note_timer(self, late_s: float) -> None:
         """Adapt to a timer that fired `late_s` seconds after its time while calls were held."""

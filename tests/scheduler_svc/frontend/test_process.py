@@ -47,6 +47,13 @@ async def hang(self):
     time.sleep(1000)
 core_client.CoreClient._sweep = hang
 """
+COLLECTED = """
+import gc
+async def tell(settings):
+    print(gc.get_freeze_count() > len(gc.get_objects()), file=sys.stderr)
+    return 0
+program._serve = tell
+"""
 
 
 async def start(argument: str, planted: str | None = None) -> Process:
@@ -127,6 +134,14 @@ class TestProcess:
         assert 1 == process.returncode
         assert b"loop_stuck" in stderr
         assert b"in hang" in stderr
+
+    async def test_collector_leaves_out_what_the_process_began_with(self, tmp_path):
+        """
+        A full collection looks at what calls made, not at all modules, for which calls would wait.
+        """
+        process = await start(settings(tmp_path), COLLECTED)
+        _, stderr = await within(process.communicate())
+        assert b"True" in stderr.split()
 
     async def test_address_in_use_is_one_readable_line(self, tmp_path):
         """

@@ -48,7 +48,7 @@ TURN_S = 0.01
 
 @dataclass
 class Output:
-    """What one choice got."""
+    """Tokens and log probabilities that one choice got."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)

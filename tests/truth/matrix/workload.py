@@ -37,7 +37,7 @@ Reference = dict[TruthRequest, tuple[CompletedChoice, ...]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """
-    What happened in a case.
+    Counts of one case: how much was compared, and that all it is to have happened.
 
     Attributes:
         compared: Median number of tokens of a choice that were compared.

@@ -8,6 +8,8 @@ continues after them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from tandem.errors import InternalError, ModelChanged, TandemError
@@ -201,6 +203,20 @@ def with_key(
     with_one.CopyFrom(request)
     with_one.attempt_key = attempt_key
     return with_one
+
+
+@contextmanager
+def paths_of_request() -> Iterator[None]:
+    """
+    Begin the field paths of errors of Complete, raised in this block, at the caller's request
+    instead of at the message around it.
+    """
+    try:
+        yield
+    except TandemError as error:
+        if error.field is not None:
+            error.field = error.field.removeprefix("request.")
+        raise
 
 
 def complete_request(

@@ -313,8 +313,8 @@ pub struct ProfileProgress {
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TraceChunk {
     /// Next bytes of the file, at most 1 MiB.
-    #[prost(bytes = "vec", tag = "1")]
-    pub chunk: ::prost::alloc::vec::Vec<u8>,
+    #[prost(bytes = "bytes", tag = "1")]
+    pub chunk: ::prost::bytes::Bytes,
     /// sha256 (hex) of the whole file, only on its last chunk, which may be empty; a file without it is not complete.
     #[prost(string, tag = "2")]
     pub sha256: ::prost::alloc::string::String,

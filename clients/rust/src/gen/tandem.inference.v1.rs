@@ -285,11 +285,11 @@ pub struct TokenLogprobs {
     /// Bytes of the chosen token where ResponseOptions.token_bytes asks for them: what it adds to the output's UTF-8 at its
     /// place. Those of all tokens, joined, are the whole output's, up to a stop string that cuts the text within a token.
     /// Empty for a special token, and for the token that ends the output unless StoppingParams.include_stop is set.
-    #[prost(bytes = "vec", tag = "6")]
-    pub token_bytes: ::prost::alloc::vec::Vec<u8>,
+    #[prost(bytes = "bytes", tag = "6")]
+    pub token_bytes: ::prost::bytes::Bytes,
     /// Bytes of top_token_ids, likewise and in the same order: what each would have added.
-    #[prost(bytes = "vec", repeated, tag = "7")]
-    pub top_token_bytes: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+    #[prost(bytes = "bytes", repeated, tag = "7")]
+    pub top_token_bytes: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
     /// Of ResponseOptions.logprob_token_ids, in the order of the request; -infinity where the model rules an id out.
     #[prost(float, repeated, tag = "8")]
     pub requested_logprobs: ::prost::alloc::vec::Vec<f32>,
@@ -438,7 +438,7 @@ pub mod batch_event {
         /// BadRequest, RetryInfo, RequestInfo) that Generate would have failed with: what its trailer
         /// `grpc-status-details-bin` has. SLOW_CONSUMER: more output waited for the client than one request may have.
         #[prost(bytes, tag = "14")]
-        Error(::prost::alloc::vec::Vec<u8>),
+        Error(::prost::bytes::Bytes),
     }
 }
 /// GenerateBatchResponse is one message of the server, at most 1 MiB.

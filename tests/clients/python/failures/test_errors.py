@@ -119,6 +119,21 @@ def error_of(reason: str) -> TandemError:
     return cls(MESSAGE, field="a.b", retry_after_s=advised, metadata={"key": "value"})
 
 
+@pytest.mark.parametrize(
+    "ask", [complete_in_thread, complete_in_loop], ids=lambda ask: ask.__name__
+)
+def test_field_of_a_whole_completion_is_that_of_its_stream(server, ask: Ask):
+    """
+    The path of a wrong field begins at what the caller has set, without the message of Complete
+    around it.
+    """
+    refusal = errors.InvalidParameter(MESSAGE, field="request.stopping.max_tokens")
+    server.play(Act(accept=False, error=refusal))
+    with pytest.raises(errors.InvalidParameter) as raised:
+        ask(server.address, NO_RETRY)
+    assert "stopping.max_tokens" == raised.value.field
+
+
 def test_table_names_every_reason_of_the_contract():
     """
     The tables above have each class of the package, so that a new reason needs a fate here.

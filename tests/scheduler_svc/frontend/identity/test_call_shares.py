@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from scheduler_svc.config.frontend_security import FrontendSecurity
 from scheduler_svc.frontend.identity.call_shares import CallShares
+from scheduler_svc.frontend.identity.call_window import GUARD_S
 from tandem.errors import QueueFull
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.status import from_rpc_error
@@ -65,6 +66,29 @@ async def test_free_places_are_for_all(shares_of_four):
     for _ in range(3):
         shares_of_four.begin("greedy", 1.0)
     assert is_refused(shares_of_four, "greedy")
+
+
+async def test_last_places_are_left_to_a_tenant_with_few():
+    """
+    For a second after a call of a tenant with few, others that have their share leave an eighth of
+    the places to it, also once the call has ended; it has them at once. A tenant alone has all.
+    """
+    now_s = 100.0
+    shares = CallShares(16, lambda: now_s)
+    for _ in range(14):
+        shares.begin("greedy", 1.0)
+    assert not is_refused(shares, "greedy")
+    shares.begin("polite", 1.0)
+    shares.end("polite")
+    assert is_refused(shares, "greedy")
+    for _ in range(2):
+        shares.begin("polite", 1.0)
+    for _ in range(2):
+        shares.end("polite")
+    now_s += GUARD_S
+    for _ in range(2):
+        shares.begin("greedy", 1.0)
+    assert is_refused(shares, "greedy")
 
 
 async def test_share_follows_the_weight(shares_of_four):

@@ -81,7 +81,11 @@ public final class TandemClient implements AutoCloseable {
   /** Returns the whole output for a prompt, which begins anew if its server stops. */
   public CompleteResponse complete(GenerateRequest request) {
     var whole = CompleteRequest.newBuilder().setRequest(keyed(request)).build();
-    return new Attempts().run(retry.resume(), stub -> stub.get().complete(whole));
+    try {
+      return new Attempts().run(retry.resume(), stub -> stub.get().complete(whole));
+    } catch (TandemException error) {
+      throw error.within("request");
+    }
   }
 
   /** Makes any other unary call, such as {@code client.call(stub -> stub.tokenize(request))}. */

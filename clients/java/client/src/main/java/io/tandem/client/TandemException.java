@@ -15,6 +15,7 @@ public final class TandemException extends RuntimeException {
   private static final long serialVersionUID = 1;
   private final Code code;
   private final Status details;
+  private String outer = ""; // beginning of a field's path that leads to the caller's request
 
   TandemException(Code code, String message, Status details, Throwable cause) {
     super(message, cause);
@@ -73,7 +74,8 @@ public final class TandemException extends RuntimeException {
   /** Returns the path of the request's field that is wrong; empty if none is. */
   public String field() {
     return one(BadRequest.getDefaultInstance()).getFieldViolationsList().stream()
-        .map(BadRequest.FieldViolation::getField).findFirst().orElse("");
+        .map(BadRequest.FieldViolation::getField).findFirst()
+        .map(path -> path.startsWith(outer) ? path.substring(outer.length()) : path).orElse("");
   }
   /** Returns the wait that the server advised before the next call. */
   public Optional<java.time.Duration> retryAfter() {
@@ -83,6 +85,12 @@ public final class TandemException extends RuntimeException {
   }
   /** Returns the id that the server's log has for the request; empty if there is none. */
   public String requestId() { return one(RequestInfo.getDefaultInstance()).getRequestId(); }
+
+  /** Returns this failure of a call whose message has the caller's request in this field. */
+  TandemException within(String field) {
+    outer = field + ".";
+    return this;
+  }
 
   /** Returns true if no server told it: there was no connection, or it broke. */
   boolean isConnection() { return code == Code.UNAVAILABLE && reasonName().isEmpty(); }
