@@ -77,6 +77,11 @@ class StageLink:
         """True for the stage that samples."""
         return self._groups.pipeline_rank == self._last
 
+    @property
+    def answers(self) -> bool:
+        """True for a stage that gives the results of steps."""
+        return self.is_first or self.is_last or self._groups.all_answer
+
     def receive_hidden(self, target: Tensor) -> Tensor:
         """Fill `target` with the hidden states of the stage before, and return it."""
         source = self._groups.pipeline_rank - 1
@@ -89,10 +94,11 @@ class StageLink:
         self._hidden_sent.keep([_sending(hidden.contiguous(), destination, self._groups.pipeline)])
 
     def send_back(self, tokens: Tensor, others: Sequence[Tensor]) -> None:
-        """Send a step's tokens from the last stage to all before, and others to the first one."""
+        """Send a step's tokens from the last stage to all before, and others to who answers."""
         group = self._groups.tokens
         sent = [(tokens, stage) for stage in range(self._last)]
-        sent += [(each.contiguous(), 0) for each in others]
+        answering = range(self._last if self._groups.all_answer else 1)
+        sent += [(each.contiguous(), stage) for stage in answering for each in others]
         self._tokens_sent.keep([_sending(*each, group) for each in sent if each[0].numel()])
 
     def receive_back(self, tensors: Sequence[Tensor]) -> Arrival:

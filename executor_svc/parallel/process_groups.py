@@ -25,6 +25,7 @@ class ProcessGroups:
         tokens: The ranks of `pipeline` again, for what goes from the last stage to the others: a
             GPU's transfers of one group wait for each other.
         world: All ranks of the model, those of a stage next to each other; None for one alone.
+        all_answer: True where every rank gives the results of steps, and not rank 0 alone.
     """
 
     tensor: distributed.ProcessGroup | None
@@ -35,6 +36,7 @@ class ProcessGroups:
     pipeline_size: int = 1
     tokens: distributed.ProcessGroup | None = None
     world: distributed.ProcessGroup | None = None
+    all_answer: bool = False
 
     @property
     def rank(self) -> int:
@@ -89,6 +91,29 @@ class ProcessGroups:
             pipeline_size=num_stages,
             tokens=formed(across),
             world=formed([range(size)]),
+        )
+
+    @classmethod
+    def of_groups(
+        cls,
+        tensor: distributed.ProcessGroup,
+        pipeline: distributed.ProcessGroup,
+        world: distributed.ProcessGroup,
+    ) -> ProcessGroups:
+        """
+        Return the groups of a model of several stages from groups that exist. Tokens share those of
+        the hidden states, so that stages on GPUs wait for each other in every step.
+        """
+        size = distributed.get_world_size(tensor)
+        return cls(
+            tensor if size > 1 else None,
+            distributed.get_rank(tensor),
+            size,
+            pipeline=pipeline,
+            pipeline_rank=distributed.get_rank(pipeline),
+            pipeline_size=distributed.get_world_size(pipeline),
+            tokens=pipeline,
+            world=world,
         )
 
 

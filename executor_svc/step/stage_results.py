@@ -2,8 +2,8 @@
 Results of steps of a model of several stages: the last stage samples, and all others get its tokens
 where their next steps may need them.
 
-The first stage, with the rank that answers, gets all that a result holds. Nothing tells the shapes:
-they follow from the batch, which all stages have.
+The first stage, with the rank that answers, gets all that a result holds, and so do others where
+every rank answers. Nothing tells the shapes: they follow from the batch, which all stages have.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from kernels.sampling import Logprobs, Sampled
 
 class StageResults:
     """
-    One stage's end of the way that results take: the last stage samples, the first one has the same
-    results, and those between have the tokens alone.
+    One stage's end of the way that results take: the last stage samples, those that answer have the
+    same results, and others have the tokens alone.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class StageResults:
         sent = self._new(max(count, min(num_tokens, 1)), dtype=torch.int32)
         token = sent[:count]
         sampled, scores = Sampled(token=token, valid=token), None
-        if self.is_first:
+        if self._link.answers:
             sampled = replace(sampled, margin=self._margin(rows), logprobs=self._logprobs(rows))
             scores = None if scored is None else self._scores(scored)
         arrival = self._link.receive_back([sent, *_beside(sampled, scores)])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from scheduler_svc.core.request.geometry import ExecutorGeometry
 from tandem.engine_config import EngineConfig
@@ -34,6 +35,14 @@ class Runner(Protocol):
         """End a suspension; raise OutOfMemory, and stay suspended, if the memory is taken."""
 
 
+@runtime_checkable
+class LaunchingRunner(Runner, Protocol):
+    """A runner that takes the next batch before the result of the one before is known."""
+
+    def launch(self, batch: Batch, step_id: int) -> Callable[[], StepResult]:
+        """Apply a batch and begin to compute it; the function waits, and is called in order."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
     """
@@ -47,6 +56,7 @@ class Backend:
         defaults: Sampling defaults for requests that set none.
         num_host_blocks: Number of host blocks that preempted requests can be swapped to.
         device: Device of the runner, which its thread is to use.
+        num_stages: Number of stages of the model; with several the runner is a `LaunchingRunner`.
     """
 
     runner: Runner
@@ -57,6 +67,7 @@ class Backend:
     defaults: SamplingParams = field(default_factory=SamplingParams)
     num_host_blocks: int = 0
     device: str = "cpu"
+    num_stages: int = 1
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -68,7 +79,12 @@ class Backend:
     def geometry(self, config: EngineConfig) -> ExecutorGeometry:
         """Return the geometry that the scheduler core plans with under these limits."""
         found = geometry_of(config)
-        return replace(found, num_slots=self.num_slots, num_host_blocks=self.num_host_blocks)
+        return replace(
+            found,
+            num_slots=self.num_slots,
+            num_host_blocks=self.num_host_blocks,
+            num_stages=self.num_stages,
+        )
 
 
 def geometry_of(config: EngineConfig) -> ExecutorGeometry:

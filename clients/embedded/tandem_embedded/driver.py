@@ -159,12 +159,12 @@ class Driver:
         self._accord.close()
 
     def _meet(self, lane: Lane) -> None:
-        """Agree with the other ranks on the step that was just computed, and on the time."""
+        """Agree with the other ranks on the planned step, on known results, and on the time."""
         try:
-            result = lane.newest
+            results = lane.known()
         except _EXPECTED as error:
             raise self._accord.stop(error) from error
-        drawn = () if result is None else (result.slot.tolist(), result.token.tolist())
+        drawn = [(result.slot.tolist(), result.token.tolist()) for result in results]
         self._accord.meet(Call.STEP, (lane.num_steps, lane.port.state_hash, drawn))
 
     def _apply_due(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Self, Unpack
 
@@ -42,8 +43,8 @@ class InferenceEngine(EngineQueries):
     An engine that serves requests in this process.
 
     Any thread may submit, abort and ask; one thread at a time drives with `step`, `run`, `complete`
-    or a stream, and other threads that try to drive wait. Errors are `EngineError`s. With
-    tensor_model_parallel_size every rank makes the same engine and, on one thread, the same calls
+    or a stream, and other threads that try to drive wait. Errors are `EngineError`s. Where several
+    processes share the model, every rank makes the same engine and, on one thread, the same calls
     but for questions; all get the same results. `with` closes the engine at its end.
 
     Args:
@@ -57,7 +58,8 @@ class InferenceEngine(EngineQueries):
             runners take the visible GPUs in turn, and a rank its current one.
         num_threads: Number of compute threads of the whole process; None = unchanged. Runners on
             the CPU divide them.
-        window: Steps planned before the first of them is applied; 1 = no lookahead.
+        window: Steps planned before the first of them is applied; 1 = no lookahead. With several
+            stages so many for each, of requests that take turns.
         collect_margins: Report by how much each token won.
         batch_invariant: Give a request the same tokens, bit for bit, in any batch and with any
             chunks of its prompt; slower.
@@ -75,9 +77,10 @@ class InferenceEngine(EngineQueries):
             all of the model and KV memory of its own.
         tensor_model_parallel_size: Number of processes of torch.distributed that hold a share of
             every layer each; default: the size of `pg_collection`, or 1 without it.
-        pipeline_model_parallel_size: Number of stages; only 1 is supported.
+        pipeline_model_parallel_size: Number of stages that have some of the layers each, of
+            tensor_model_parallel_size processes; default: those of `pg_collection`, or 1.
         pg_collection: Processes that share the model: `ProcessGroups`, or an object with Megatron's
-            `tp` and `pp`; None with tensor_model_parallel_size takes the world.
+            `tp` and `pp`; None with a size of several processes takes the world.
         clock: Clock in monotonic seconds.
         aliases: Other names of the sizes: see `SizeAliases`.
 
@@ -157,6 +160,8 @@ class InferenceEngine(EngineQueries):
         self._vocab_size = backends[0].vocab_size
         self._tokenizer = tokenizer
         self._intake = Intake(tokenizer, backends[0].vocabulary, config.max_model_len)
+        if backends[0].num_stages > 1:  # the core knows how many lanes have steps under way
+            options = replace(options, window=window, run_ahead=window)
         self._core = Scheduler(config, backends[0].geometry(config), options)
         self._ledger = Ledger(tokenizer)
         self._next_id = 0

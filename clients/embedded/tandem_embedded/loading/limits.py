@@ -40,6 +40,7 @@ def default_limits(
         readings,
         device=str(model.device),
         tp_size=model.groups.tensor_size,
+        is_last_stage=model.sharding.stage.is_last,
         all_ranks=AllRanks(model.groups).all_of,
     )
     return replace(limits, max_model_len=plan.max_model_len, max_num_blocks=plan.num_blocks)

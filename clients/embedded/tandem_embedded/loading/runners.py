@@ -88,6 +88,7 @@ def load_backends(
     """
     let_idle_threads_sleep(os.environ)
     from executor_svc.memory import kv_memory  # noqa: PLC0415  # PyTorch
+    from executor_svc.parallel.collectives import AllRanks  # noqa: PLC0415
     from tandem_embedded.loading import facts, limits  # noqa: PLC0415
 
     devices = devices_of(settings.device, num_runners, groups)
@@ -107,7 +108,8 @@ def load_backends(
         buffer_size_gb = None
     config = limits.fit_length(config, model.config.context_len)
     per_block = kv_memory.kv_bytes_per_block(model.rank_config, config.block_size, model.dtype)
-    config = limits.sized_limits(config, buffer_size_gb, per_block)
+    largest = max(AllRanks(model.groups).all_of(per_block))  # stages may differ by a layer
+    config = limits.sized_limits(config, buffer_size_gb, largest)
     kv_knob = "max_num_blocks" if buffer_size_gb is None else "buffer_size_gb"
     return config, [_backend(loaded[device].model, config, settings, kv_knob) for device in devices]
 
@@ -169,6 +171,7 @@ def _backend(
         defaults=params_with_defaults(model.config.generation_defaults),
         num_host_blocks=kv.num_host_blocks,
         device=str(model.device),
+        num_stages=model.groups.pipeline_size,
     )
 
 
@@ -180,15 +183,17 @@ def _allocate(
         host_blocks_within,
         kv_bytes_per_block,
     )
+    from executor_svc.parallel.collectives import AllRanks  # noqa: PLC0415  # PyTorch
 
     per_block = kv_bytes_per_block(model.rank_config, config.block_size, model.dtype)
+    num_host_blocks = host_blocks_within(swap_space_gb, per_block)
     return KvMemory(
         model.rank_config,
         config.max_num_blocks,
         config.block_size,
         model.dtype,
         model.device,
-        num_host_blocks=host_blocks_within(swap_space_gb, per_block),
+        num_host_blocks=min(AllRanks(model.groups).all_of(num_host_blocks)),
         kv_knob=kv_knob,
     )
 
@@ -199,10 +204,11 @@ def _runner(
     """Return a runner, with its CUDA graphs captured if the device has graphs."""
     from executor_svc.config.graph_sizes import default_sizes  # noqa: PLC0415  # PyTorch
     from executor_svc.step.graphs.plan import device_graphs  # noqa: PLC0415
+    from executor_svc.step.heaviest_steps import static_rows  # noqa: PLC0415
     from executor_svc.step.runner import ModelRunner  # noqa: PLC0415
 
     # Collectives were never captured: ranks run every step eagerly.
-    sizes = default_sizes(config.max_batch_size) if model.groups.tensor is None else ()
+    sizes = default_sizes(config.max_batch_size) if model.groups.world is None else ()
     graph_plan = device_graphs(model.device, sizes)
     is_gpu = model.device.type == "cuda"
     runner = ModelRunner(
@@ -213,7 +219,7 @@ def _runner(
         boot_id="embedded",
         collect_margins=settings.collect_margins,
         batch_invariant=settings.batch_invariant,
-        static_rows=config.max_batch_size if is_gpu else 0,
+        static_rows=static_rows(model, config),
         graph_plan=graph_plan,
     )
     if is_gpu:

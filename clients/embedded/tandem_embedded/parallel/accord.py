@@ -83,12 +83,14 @@ class RanksAccord(Accord):
         Args:
             clock: Clock in monotonic seconds; that of rank 0 counts.
             groups: The ranks.
-            is_own: True for a group that nothing else uses, which `close` destroys.
+            is_own: True for groups that nothing else uses, which `close` destroys.
         """
         super().__init__(clock)
         self._is_own = is_own
-        self._group = groups.tensor
-        self._rank, self._size = groups.tensor_rank, groups.tensor_size
+        self._group = groups.world
+        self._rank, self._size = groups.rank, groups.size
+        known = (groups.tensor, groups.pipeline, groups.tokens, groups.world)
+        self._groups = tuple(dict.fromkeys(one for one in known if one is not None))
         self._now = 0.0
         self._stopped: str | None = None
         self.meet(Call.STEP)
@@ -132,12 +134,13 @@ class RanksAccord(Accord):
             raise ExecutorLost(message)
 
     def close(self) -> None:
-        """See `Accord.close`; nothing of the engine refers to the group then."""
+        """See `Accord.close`; nothing of the engine refers to the groups then."""
         from torch import distributed  # noqa: PLC0415  # there are groups, so it is there
 
-        group, self._group = self._group, None
-        if self._is_own and group is not None and distributed.is_initialized():
-            distributed.destroy_process_group(group)
+        groups, self._groups, self._group = self._groups, (), None
+        for group in groups:
+            if self._is_own and distributed.is_initialized():
+                distributed.destroy_process_group(group)
 
     def _rank_text(self) -> str:
         return f"rank {self._rank} of the model"

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from executor_svc.device.idle_threads import let_idle_threads_sleep
 from tandem.errors import InvalidConfig
-from tandem_embedded.parallel.sizes import ParallelSizes, check_ranks, check_stages
+from tandem_embedded.parallel.sizes import ParallelSizes, check_ranks, check_world
 
 if TYPE_CHECKING:
     from executor_svc.parallel.process_groups import ProcessGroups
+
+TRANSFER_S = 1800.0
+"""Seconds that a stage waits for another one, as long as collectives do by PyTorch's default."""
 
 
 def process_groups(sizes: ParallelSizes, pg_collection: object) -> ProcessGroups | None:
@@ -20,13 +25,14 @@ def process_groups(sizes: ParallelSizes, pg_collection: object) -> ProcessGroups
 
     Args:
         sizes: Sizes as given.
-        pg_collection: `ProcessGroups`, or an object with Megatron's attributes `tp` and `pp`, which
-            are groups of torch.distributed. None takes the whole world if `sizes` ask for ranks.
+        pg_collection: `ProcessGroups`, or an object with Megatron's attributes `tp` and `pp`, and
+            `mp` for stages in a part of the world, which are groups of torch.distributed. None
+            takes the whole world if `sizes` ask for ranks.
 
     Raises:
         InvalidConfig: There is no such group, or it has another size.
     """
-    if pg_collection is None and sizes.tensor in (None, 1):
+    if pg_collection is None and sizes.num_ranks == 1:
         return None
     let_idle_threads_sleep(os.environ)
     # This imports PyTorch, which must follow the change of the environment.
@@ -38,8 +44,8 @@ def process_groups(sizes: ParallelSizes, pg_collection: object) -> ProcessGroups
         groups = pg_collection
     else:
         groups = _collected(pg_collection)
-    check_ranks(sizes, groups.tensor_size)
-    return None if groups.tensor is None else groups
+    check_ranks(sizes, groups.tensor_size, groups.pipeline_size)
+    return None if groups.size == 1 else replace(groups, all_answer=True)
 
 
 def _world(sizes: ParallelSizes) -> ProcessGroups:
@@ -50,12 +56,15 @@ def _world(sizes: ParallelSizes) -> ProcessGroups:
 
     if not (distributed.is_available() and distributed.is_initialized()):
         message = (
-            f"tensor_model_parallel_size {sizes.tensor} takes as many processes: start them with "
-            f"torchrun --nproc-per-node {sizes.tensor}, and call "
+            f"{sizes.ranks_text}, which takes as many processes: start them with torchrun "
+            f"--nproc-per-node {sizes.num_ranks}, and call "
             "torch.distributed.init_process_group() before the engine is made"
         )
-        raise InvalidConfig(message, field="tensor_model_parallel_size")
-    check_ranks(sizes, distributed.get_world_size())
+        raise InvalidConfig(message, field=sizes.ranks_field)
+    check_world(sizes, distributed.get_world_size())
+    if sizes.pipeline not in (None, 1):
+        timeout = timedelta(seconds=TRANSFER_S)
+        return ProcessGroups.of_stages(sizes.tensor or 1, sizes.pipeline, timeout)
     # The world stays the caller's: functions of PyTorch keep it alive after it was destroyed.
     group = distributed.new_group()
     assert isinstance(group, distributed.ProcessGroup)
@@ -75,9 +84,22 @@ def _collected(pg_collection: object) -> ProcessGroups:
             f"attributes tp and pp, got {pg_collection!r:.80}"
         )
         raise InvalidConfig(message, field="pg_collection")
-    if isinstance(stages, distributed.ProcessGroup):
-        check_stages(distributed.get_world_size(stages))
     if distributed.get_rank(tensor) < 0:
         message = "this process is no rank of the group tp of pg_collection"
+        raise InvalidConfig(message, field="pg_collection")
+    if isinstance(stages, distributed.ProcessGroup) and distributed.get_world_size(stages) > 1:
+        whole = getattr(pg_collection, "mp", None)
+        whole = whole if isinstance(whole, distributed.ProcessGroup) else distributed.group.WORLD
+        assert whole is not None  # there are groups, so there is a world
+        groups = ProcessGroups.of_groups(tensor, stages, whole)
+        if (distributed.get_rank(whole), distributed.get_world_size(whole)) == (
+            groups.rank,
+            groups.size,
+        ):
+            return groups
+        message = (
+            f"the group mp of pg_collection, or the world without one, must have the {groups.size} "
+            "processes of tp x pp, those of a stage next to each other"
+        )
         raise InvalidConfig(message, field="pg_collection")
     return SINGLE if distributed.get_world_size(tensor) == 1 else ProcessGroups.of_tensor(tensor)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from functools import partial
+from itertools import islice
 from typing import ParamSpec, TypeVar
 
 from scheduler_svc.core.executor_port import ExecutorPort
 from tandem.errors import SessionLost
 from tandem.link.batch import Batch
 from tandem.link.results import StepResult
-from tandem_embedded.backend import Backend
+from tandem_embedded.backend import Backend, LaunchingRunner
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
@@ -22,7 +23,8 @@ class Lane:
     """
     A runner and the core's port to it; the driver owns it and guards the port with its lock.
 
-    A runner that is alone computes on the thread that drives, another on a thread of its own.
+    A runner that is alone computes on the thread that drives, another on a thread of its own. Of a
+    model with several stages each has steps under way: `window` of each of the core's lanes.
 
     Attributes:
         port: Port of the core.
@@ -51,6 +53,7 @@ class Lane:
         self.runner = backend.runner
         self.num_steps = 0
         self._window = window
+        self._is_staged = backend.num_stages > 1
         self._on_done = on_done
         self._worker = _inline(backend.device) if is_alone else _thread(port.number, backend.device)
         self._planned: tuple[Batch, int] | None = None
@@ -62,8 +65,10 @@ class Lane:
 
     def plan(self, now: float) -> None:
         """Plan the next step, unless results are due first; the core's lock is held."""
-        self._num_ahead = self._window - 1
-        if self._has_failed or len(self._under_way) >= self._window:
+        # The core of an engine counts its window for each lane.
+        window = self.port.lookahead(0.0) if self._is_staged else self._window
+        self._num_ahead = window - 1
+        if self._has_failed or len(self._under_way) >= window:
             return
         batch = self.port.schedule(now)
         if batch is None:
@@ -80,6 +85,9 @@ class Lane:
     def send(self, batch: Batch, state_hash: int) -> None:
         """Let the runner compute a batch, after which its slots have this hash."""
         self.num_steps += 1
+        if self._is_staged:
+            self._under_way.append(self._launched(batch, state_hash))
+            return
         future = self._worker.submit(self._compute, batch, state_hash, self.num_steps)
         self._under_way.append(future)
         future.add_done_callback(lambda _: self._on_done())
@@ -105,10 +113,15 @@ class Lane:
         """True while a step has no applied result."""
         return bool(self._under_way)
 
-    @property
-    def newest(self) -> StepResult | None:
-        """Result of the newest step under way, waited for; None without any."""
-        return self._under_way[-1].result() if self._under_way else None
+    def known(self) -> Sequence[StepResult]:
+        """
+        Return results that ranks compare before they apply any: the newest one, or those that are
+        due where stages have newer steps under way. Raises the error of a failed step.
+        """
+        num_due = len(self._under_way) - self._num_ahead
+        if self._is_staged and not self._has_failed:
+            return [step.result() for step in islice(self._under_way, max(0, num_due))]
+        return [self._under_way[-1].result()] if self._under_way else []
 
     def call(
         self, function: Callable[_Given, _Result], *args: _Given.args, **named: _Given.kwargs
@@ -126,22 +139,66 @@ class Lane:
 
     def close(self) -> None:
         """Drop all steps and the runner, and end its thread after the step that it computes."""
+        if self._is_staged and not self._has_failed:
+            for step in self._under_way:
+                step.exception()  # other stages wait until what they sent is taken
         self._worker.shutdown(cancel_futures=True)
         self._under_way.clear()
         self.__dict__.pop("runner", None)
+
+    def _launched(self, batch: Batch, state_hash: int) -> Future[StepResult]:
+        step = _Launched()
+        try:
+            assert isinstance(self.runner, LaunchingRunner)
+            step.collect = self.runner.launch(batch, self.num_steps)
+            self._check_hash(state_hash, self.num_steps)
+        except Exception as error:  # noqa: BLE001  # raised again by `Future.result`
+            self._has_failed = True
+            step.set_exception(error)
+        return step
+
+    def _check_hash(self, state_hash: int, step_id: int) -> None:
+        if self.runner.state_hash != state_hash:
+            raise SessionLost(f"scheduler and runner disagree after step {step_id}")
 
     def _compute(self, batch: Batch, state_hash: int, step_id: int) -> StepResult:
         if self._has_failed:
             raise SessionLost(f"the step before step {step_id} failed")
         try:
             result = self.runner.execute(batch, step_id)
+            self._check_hash(state_hash, step_id)
         except Exception:
             self._has_failed = True
             raise
-        if self.runner.state_hash != state_hash:
-            self._has_failed = True
-            raise SessionLost(f"scheduler and runner disagree after step {step_id}")
         return result
+
+
+class _Launched(Future[StepResult]):
+    """A step that a runner has begun; to ask for its result is to wait for it."""
+
+    collect: Callable[[], StepResult]
+
+    def done(self) -> bool:
+        """Return True: to ask is to wait."""
+        return True
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        """See `Future.result`."""
+        self._settle()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """See `Future.exception`."""
+        self._settle()
+        return super().exception(timeout)
+
+    def _settle(self) -> None:
+        if super().done():
+            return
+        try:
+            self.set_result(self.collect())
+        except Exception as error:  # noqa: BLE001  # raised again by `Future.result`
+            self.set_exception(error)
 
 
 class _Inline(Executor):

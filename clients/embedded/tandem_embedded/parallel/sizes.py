@@ -53,6 +53,25 @@ class ParallelSizes:
         """Number of runners in this process."""
         return self.data or 1
 
+    @property
+    def num_ranks(self) -> int:
+        """Number of processes that share the model, where no groups say otherwise."""
+        return (self.tensor or 1) * (self.pipeline or 1)
+
+    @property
+    def ranks_text(self) -> str:
+        """Words for the sizes that processes share the model by."""
+        if self.pipeline in (None, 1):
+            return f"{_TENSOR} is {self.tensor}"
+        if self.tensor in (None, 1):
+            return f"{_PIPELINE} is {self.pipeline}"
+        return f"{_TENSOR} x {_PIPELINE} is {self.tensor} x {self.pipeline} = {self.num_ranks}"
+
+    @property
+    def ranks_field(self) -> str:
+        """Name of the size by which the number of processes is most likely wrong."""
+        return _TENSOR if self.pipeline in (None, 1) else _PIPELINE
+
     def with_runners(self, count: int, what: str) -> ParallelSizes:
         """
         Return the sizes with as many runners as there are devices or backends.
@@ -78,8 +97,7 @@ def parallel_sizes(
         engine: What was called, whose other arguments may have been meant.
 
     Raises:
-        InvalidConfig: A size is out of range or given twice, or parallelism of this kind is not
-            supported.
+        InvalidConfig: A size is out of range or given twice, or sizes exclude each other.
         TypeError: A keyword argument is unknown.
     """
     named = zip(_NAMES, given, strict=True)
@@ -96,38 +114,26 @@ def parallel_sizes(
         values[name] = value
     sizes = {_NAMES[name]: _checked(name, value) for name, value in values.items()}
     found = ParallelSizes(**sizes)
-    _check_supported(found)
+    check_ranks(found, found.tensor or 1, found.pipeline or 1)
     return found
 
 
-def check_stages(num_stages: int) -> None:
+def check_ranks(sizes: ParallelSizes, tensor: int, pipeline: int) -> None:
     """
-    Check the number of stages, by whichever argument it is given.
+    Check sizes against those of the groups of processes that share the model.
 
     Raises:
-        InvalidConfig: There is more than one.
+        InvalidConfig: They speak of other numbers, or of several runners in each process.
     """
-    if num_stages > 1:
-        message = (
-            f"{_PIPELINE} is {num_stages}, but an embedded engine computes all layers in one "
-            f"stage: use {_TENSOR} to spread a model over processes"
-        )
-        raise InvalidConfig(message, field=_PIPELINE)
-
-
-def check_ranks(sizes: ParallelSizes, num_ranks: int) -> None:
-    """
-    Check sizes against the number of processes in the group that shares the model.
-
-    Raises:
-        InvalidConfig: They speak of another number, or of several runners in each process.
-    """
-    if sizes.tensor not in (None, num_ranks):
-        message = (
-            f"{_TENSOR} is {sizes.tensor}, but the group of processes has {num_ranks}: give the "
-            "group's size, or pass the right group as pg_collection"
-        )
-        raise InvalidConfig(message, field=_TENSOR)
+    pairs = ((_TENSOR, sizes.tensor, tensor), (_PIPELINE, sizes.pipeline, pipeline))
+    for name, given, found in pairs:
+        if given not in (None, found):
+            message = (
+                f"{name} is {given}, but the group of processes has {found}: give the group's "
+                "size, or pass the right group as pg_collection"
+            )
+            raise InvalidConfig(message, field=name)
+    num_ranks = tensor * pipeline
     if num_ranks > 1 and sizes.num_runners > 1:
         message = (
             f"{_DATA} {sizes.num_runners} cannot be combined with a model on {num_ranks} "
@@ -136,10 +142,19 @@ def check_ranks(sizes: ParallelSizes, num_ranks: int) -> None:
         raise InvalidConfig(message, field=_DATA)
 
 
-def _check_supported(sizes: ParallelSizes) -> None:
-    check_stages(sizes.pipeline or 1)
-    if sizes.tensor is not None:
-        check_ranks(sizes, sizes.tensor)
+def check_world(sizes: ParallelSizes, num_processes: int) -> None:
+    """
+    Check sizes against the number of processes in the world.
+
+    Raises:
+        InvalidConfig: They need another number.
+    """
+    if sizes.num_ranks != num_processes:
+        message = (
+            f"{sizes.ranks_text}, but the group of processes has {num_processes}: start as many "
+            "as the sizes need, or pass the right groups as pg_collection"
+        )
+        raise InvalidConfig(message, field=sizes.ranks_field)
 
 
 def _checked(name: str, value: object) -> int:

@@ -87,9 +87,9 @@ Answer = list[tuple[list[int], str, list[float], list[float]]]
 """Tokens, text, log probabilities and those of the prompt, of each choice."""
 
 
-def answers(engine: InferenceEngine) -> list[Answer]:
+def answers(engine: InferenceEngine, prompts: Sequence[str] = PROMPTS) -> list[Answer]:
     """Serve every kind of request for every prompt, all together."""
-    for prompt in PROMPTS:
+    for prompt in prompts:
         for params in REQUESTS.values():
             engine.submit_request(prompt, params)
     return [answer_of(request) for request in by_id(engine.run())]

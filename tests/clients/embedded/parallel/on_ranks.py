@@ -31,11 +31,15 @@ def served(groups: ProcessGroups | None, directory: Path, **settings) -> list[An
     return answers(build(directory, pg_collection=groups, **settings))
 
 
+def served_few(groups: ProcessGroups | None, directory: Path, **settings) -> list[Answer]:
+    """Return the answers to all kinds of requests for one prompt."""
+    return answers(build(directory, pg_collection=groups, **settings), PROMPTS[:1])
+
+
 def counts(groups: ProcessGroups, directory: Path) -> tuple[int, ...]:
     """Return what a rank tells of its engine: of limits it makes itself, steps and memory."""
-    engine = InferenceEngine(
-        None, directory, dtype="float32", pg_collection=groups, tp_size=groups.tensor_size
-    )
+    sizes = {"tp_size": groups.tensor_size, "pp_size": groups.pipeline_size}
+    engine = InferenceEngine(None, directory, dtype="float32", pg_collection=groups, **sizes)
     engine.complete(PROMPTS[0], SEEDED)
     stats = engine.get_memory_stats()
     return engine.get_metrics().steps, stats.total_blocks, engine.config.max_model_len
@@ -46,7 +50,7 @@ def journey(groups: ProcessGroups | None, directory: Path, mode: str) -> list[An
     Return the answers to requests of which some are preempted, swapped or aborted, around a
     suspension, while the ranks' clocks and speeds differ.
     """
-    rank = 0 if groups is None else groups.tensor_rank
+    rank = 0 if groups is None else groups.rank
     config = EngineConfig(
         block_size=8, max_num_blocks=24, max_batch_size=4, max_model_len=128, max_total_tokens=64
     )
@@ -89,7 +93,7 @@ def unseeded(groups: ProcessGroups, directory: Path) -> tuple[list[int], list[in
 def refusal(groups: ProcessGroups, directory: Path, **settings) -> str:
     """Return the error with which an engine is refused."""
     try:
-        build(directory, pg_collection=groups, **settings)
+        build(directory, **{"pg_collection": groups, **settings})
     except EngineError as error:
         return str(error)
     return "loaded"
@@ -97,33 +101,39 @@ def refusal(groups: ProcessGroups, directory: Path, **settings) -> str:
 
 def refusal_of_others(groups: ProcessGroups, directory: Path) -> str:
     """Return the error of an engine whose ranks are given different arguments."""
-    return refusal(groups, directory, window=1 + groups.tensor_rank)
+    return refusal(groups, directory, window=1 + groups.rank)
 
 
-def refusal_of_world(_groups: ProcessGroups, directory: Path, size: int) -> str:
-    """Return the error of an engine over the whole world under another size."""
+def refusal_of_world(_groups: ProcessGroups, directory: Path, **sizes: int) -> str:
+    """Return the error of an engine over the whole world under other sizes."""
     try:
-        build(directory, tensor_model_parallel_size=size)
+        build(directory, **sizes)
     except EngineError as error:
         return str(error)
     return "loaded"
 
 
-def megatron(groups: ProcessGroups, directory: Path) -> list[str]:
-    """Return what comes of groups as Megatron collects them, without and with stages."""
-    plain = SimpleNamespace(tp=groups.tensor, pp=None, dp=None)
-    staged = SimpleNamespace(tp=groups.tensor, pp=groups.tensor)
-    size = {"tensor_model_parallel_size": groups.tensor_size}
-    engine = build(directory, pg_collection=plain, **size)
-    text = engine.complete(PROMPTS[0], SEEDED).output_text
-    return [text, refusal(staged, directory, **size)]
+def megatron(groups: ProcessGroups, directory: Path) -> list[Answer]:
+    """Return the answers of an engine over groups as Megatron collects them."""
+    collected = SimpleNamespace(tp=groups.tensor, pp=groups.pipeline, mp=groups.world, dp=None)
+    sizes = {
+        "tensor_model_parallel_size": groups.tensor_size,
+        "pipeline_model_parallel_size": groups.pipeline_size,
+    }
+    return answers(build(directory, pg_collection=collected, **sizes), PROMPTS[:1])
+
+
+def refusal_of_part(groups: ProcessGroups, directory: Path) -> str:
+    """Return the error of an engine over stages whose common group is that of one stage."""
+    collected = SimpleNamespace(tp=groups.tensor, pp=groups.pipeline, mp=groups.tensor)
+    return refusal(groups, directory, pg_collection=collected)
 
 
 def differing(groups: ProcessGroups, directory: Path) -> list[str]:
     """Return the errors of an engine whose ranks are asked for different things, then driven."""
     engine, found = build(directory, pg_collection=groups), []
     calls = [
-        lambda: engine.submit_request(PROMPTS[groups.tensor_rank], SEEDED),
+        lambda: engine.submit_request(PROMPTS[groups.rank], SEEDED),
         lambda: engine.submit_request(PROMPTS[0], SEEDED),
         engine.step,
     ]
@@ -142,7 +152,8 @@ def failing(groups: ProcessGroups, directory: Path) -> list[str]:
     def fail(_batch, _step_id):
         raise RuntimeError("device is gone")
 
-    engine._backends[0].runner.execute = fail
+    runner = engine._backends[0].runner
+    runner.execute = runner.launch = fail
     for _ in range(2):
         try:
             engine.complete(PROMPTS[0], SEEDED)
@@ -151,6 +162,28 @@ def failing(groups: ProcessGroups, directory: Path) -> list[str]:
     return found
 
 
-def served_by_world(_groups: ProcessGroups, directory: Path) -> list[Answer]:
+def served_by_world(_groups: ProcessGroups, directory: Path, **sizes: int) -> list[Answer]:
     """Return the answers of an engine over the whole world."""
-    return answers(build(directory, tensor_model_parallel_size=4))
+    with build(directory, **sizes) as engine:
+        return answers(engine, PROMPTS[:1])
+
+
+def most_under_way(groups: ProcessGroups, directory: Path, window: int) -> list[int]:
+    """
+    Return the most steps that a rank has under way, of many requests and then of one; close the
+    engine with steps under way.
+    """
+    with build(directory, pg_collection=groups, window=window) as engine:
+        (lane,) = engine._driver._lanes
+        found = []
+        for prompts in (PROMPTS, PROMPTS[:1], PROMPTS):
+            for prompt in prompts:
+                engine.submit_request(prompt, SEEDED)
+            depths = []
+            for _ in range(20):
+                engine.step()
+                depths.append(len(lane._under_way))
+            found.append(max(depths[8:]))
+            if len(found) < 3:
+                engine.run()
+        return found

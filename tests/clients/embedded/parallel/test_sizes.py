@@ -7,6 +7,9 @@ import pytest
 from tandem_embedded import ConfigError, InferenceEngine
 from tests.clients.embedded.parallel.fleet import fleet
 
+TENSOR = ("tensor_model_parallel_size", "tensor_parallel_size", "tp_size")
+PIPELINE = ("pipeline_model_parallel_size", "pipeline_parallel_size", "pp_size")
+
 
 class TestSizes:
     def test_number_of_backends_may_be_given_as_well(self):
@@ -31,33 +34,36 @@ class TestSizes:
         assert name.replace("pipeline_", "pipeline_model_") == caught.value.field
 
     @pytest.mark.parametrize(
-        "name", ["pipeline_model_parallel_size", "pipeline_parallel_size", "pp_size"]
+        ("name", "field"),
+        [
+            *((name, "tensor_model_parallel_size") for name in TENSOR),
+            *((name, "pipeline_model_parallel_size") for name in PIPELINE),
+        ],
     )
-    def test_stages_are_refused(self, name):
+    def test_ranks_and_stages_need_a_group(self, name, field):
         """
-        Pipeline parallelism is refused under each of its names; one stage is not.
+        Without processes of torch.distributed there are no ranks; the error says how to start them,
+        under each name of a size. A size of 1 needs none.
         """
-        with pytest.raises(ConfigError, match="all layers in one stage") as caught:
+        with pytest.raises(ConfigError, match="torchrun --nproc-per-node 2") as caught:
             InferenceEngine(**{name: 2})
-        assert "pipeline_model_parallel_size" == caught.value.field
+        assert field == caught.value.field
         fleet(**{name: 1})
 
-    @pytest.mark.parametrize(
-        "name", ["tensor_model_parallel_size", "tensor_parallel_size", "tp_size"]
-    )
-    def test_ranks_need_a_group(self, name):
+    def test_both_sizes_are_multiplied(self):
         """
-        Without processes of torch.distributed there are no ranks; the error says how to start them.
+        Each stage has as many ranks: so many processes are asked for.
         """
-        with pytest.raises(ConfigError, match="torchrun --nproc-per-node 2"):
-            InferenceEngine(**{name: 2})
+        with pytest.raises(ConfigError, match=r"is 2 x 3 = 6, .*torchrun --nproc-per-node 6"):
+            InferenceEngine(tp_size=2, pp_size=3)
 
-    def test_runners_and_ranks_exclude_each_other(self):
+    @pytest.mark.parametrize("name", ["tp_size", "pp_size"])
+    def test_runners_and_ranks_exclude_each_other(self, name):
         """
         A rank has one runner.
         """
         with pytest.raises(ConfigError, match="one engine for each group"):
-            InferenceEngine(dp_size=2, tp_size=2)
+            InferenceEngine(**{"dp_size": 2, name: 2})
 
     def test_size_has_one_name_at_a_time(self):
         """
