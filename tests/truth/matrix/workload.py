@@ -42,7 +42,8 @@ class Report:
     Attributes:
         compared: Median number of tokens of a choice that were compared.
         preemptions: Requests that lost their KV blocks.
-        swapped_blocks: KV blocks that came back from host memory.
+        swapped_out: KV blocks that went to host memory.
+        swapped_in: Those that came back; none does where the device still has them.
         recomputed: Preempted requests that were computed again for lack of host blocks.
         cached_tokens: Tokens that were found in prefix caches.
         steps: Steps of each executor.
@@ -51,7 +52,8 @@ class Report:
 
     compared: float
     preemptions: int
-    swapped_blocks: int
+    swapped_out: int
+    swapped_in: int
     recomputed: int
     cached_tokens: int
     steps: tuple[int, ...]
@@ -59,7 +61,7 @@ class Report:
 
     def check(self, case: Case) -> None:
         """Assert that the case had all that it is to have: each executor, lane and way of memory."""
-        happened = (self.preemptions, self.swapped_blocks, self.recomputed, self.cached_tokens)
+        happened = (self.preemptions, self.swapped_out, self.recomputed, self.cached_tokens)
         assert all(happened), self
         assert case.dp == len(self.steps)
         assert min(self.steps) > 20, self
@@ -118,7 +120,8 @@ def check_case(
     report = Report(
         compared=median(comparison.compared),
         preemptions=stats.preemptions,
-        swapped_blocks=stats.swapped_in_blocks,
+        swapped_out=stats.swapped_out_blocks,
+        swapped_in=stats.swapped_in_blocks,
         recomputed=stats.swap_fallbacks,
         cached_tokens=stats.prefix_cache_hit_tokens,
         steps=tuple(one.num_steps for one in cell.executors),
