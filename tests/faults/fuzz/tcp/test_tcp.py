@@ -79,10 +79,12 @@ def test_every_port_gets_attacks_and_the_same_seed_draws_the_same():
 
 async def test_server_that_never_closes_a_finished_connection_hangs():
     """A connection whose other side has ended has to be closed."""
+    judged = asyncio.Event()
 
-    async def connected(reader, _):
+    async def connected(reader, writer):
         await reader.read()
-        await asyncio.Event().wait()
+        await judged.wait()
+        writer.close()  # since Python 3.12 a server waits for its connections when it closes
 
     async with serving(connected) as address:
         case = TcpCase("http", "replayed", GATEWAY[0], is_stream=False)
@@ -92,6 +94,7 @@ async def test_server_that_never_closes_a_finished_connection_hangs():
             limit_s=SHORT_S,
             patient_s=SHORT_S,
         )
+        judged.set()
     assert [("not closed", case)] == outcome.bad
 
 
