@@ -65,8 +65,6 @@ class Deaths:
         """Check that no running request that got on since its latest death has any against it."""
         for mark in core._cell.suspects.marks():
             handle = mark.request.new.handle
-            if handle not in self.forgiven_at and core._replica.limits.num_stages > 1:
-                continue  # of a step behind the deadly one, which has no rows in common with it
             if mark.deaths and mark.request.state is RequestState.DECODE:
                 num_outputs = len(core.outputs(handle))
                 assert num_outputs <= self.forgiven_at[handle], "who got on is not forgiven"

@@ -250,6 +250,8 @@ class CoreWorld:
     def lose_sight(self, choose: Choose) -> None:
         """Let an executor fall silent; then it or another one is seen, alive or dead."""
         boot_id, died_in = choose(["boot-1", "boot-2"]), choose([0, 0, 1])
+        # It was attached, so it was seen alive, and did not die when it fell silent before.
+        self.rig.core.executor_seen(boot_id, self.rig.now, died=False)
         self.has_died[boot_id] = choose([False, True])
         if self.has_died[boot_id]:
             self.rig.deaths.note(self.rig.core, died_in, self.rig.owners)
