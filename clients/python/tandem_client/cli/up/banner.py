@@ -111,6 +111,8 @@ def described(
     devices = dict.fromkeys(_device(one) for one in executors)
     together = "" if len(executors) == 1 else f"{len(executors)} executors, each on "
     in_all = "" if len(executors) == 1 else f" in {len(executors)} executors"
+    if about.num_stages > 1:
+        in_all += ", in the first stage of each" if in_all else " in the first stage"
     return [
         f"  model      {model.name} ({model.architecture}{size}, {model.dtype}){note}",
         f"  device     {together}{' or '.join(devices)}",
@@ -121,7 +123,8 @@ def described(
 
 def _device(about: executor_pb2.DescribeResponse) -> str:
     threads = f", {about.num_threads} threads" if about.device == "cpu" else ""
-    return f"{about.device}{threads}"
+    stages = f", {about.num_stages} stages" if about.num_stages > 1 else ""
+    return f"{about.device}{threads}{stages}"
 
 
 def _of_all(

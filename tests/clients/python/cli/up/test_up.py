@@ -178,6 +178,24 @@ class TestBanner:
         device = described(model, gpus, is_bundled=False)[1]
         assert "  device     2 executors, each on cuda:0 or cuda:1" == device
 
+    def test_stages_are_counted(self, server):
+        """
+        With pipeline stages the banner tells their number, and that the memory is of the first.
+        """
+        about = DescribeResponse()
+        about.CopyFrom(self.ABOUT)
+        about.num_stages = 2
+        with Client(server.address) as client:
+            model = client.get_model()
+        _, device, _, kv_cache = described(model, [about], is_bundled=False)
+        assert "  device     cpu, 4 threads, 2 stages" == device
+        assert "  KV cache   16,384 tokens, 3.00 GiB in the first stage" == kv_cache
+        kv_cache = described(model, [about] * 2, is_bundled=False)[3]
+        assert (
+            "  KV cache   32,768 tokens, 6.00 GiB in 2 executors, in the first stage of each"
+            == (kv_cache)
+        )
+
     def test_bundled_model_is_called_what_it_is(self, server):
         """
         The bundled model is introduced as a small test model.
