@@ -23,7 +23,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 MAX_STEP_RETRIES = 2
 """
 Number of times in a row that a runner's failed step is recomputed before all requests fail; with
-several runners, so many for each, and none of them may have got on meanwhile.
+several runners, so many for each, and none of them may have got on meanwhile, nor be about to.
 """
 
 _EXPECTED = (TandemError, RuntimeError, MemoryError)
@@ -270,6 +270,8 @@ class Driver:
             is_blamed = len(self._lanes) > 1 and not isinstance(error, SessionLost)
             lane.port.executor_lost(now, 0 if is_blamed else None)
             self._failures_in_a_row += 1
+            if any(one.is_under_way for one in self._lanes):
+                return  # a runner that takes longer to compute than this one to fail may be sound
             if self._failures_in_a_row > MAX_STEP_RETRIES * len(self._lanes):
                 self._core.fail_all(_step_error(error, self._failures_in_a_row), now)
                 self._failures_in_a_row = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from itertools import count
 
 import pytest
 
@@ -257,6 +258,27 @@ class TestFailures:
             raise RuntimeError("device is gone")
 
         runners[0].before = fail
+        submit_all(engine)
+        check_all(engine)
+
+    @pytest.mark.parametrize("num_failures", [1, 5, 9])
+    def test_runner_that_fails_while_another_computes_costs_no_request(self, num_failures):
+        """
+        However often one runner fails while another computes its first step, no request fails.
+        """
+        engine, runners = fleet()
+        has_failed = threading.Event()
+        failures = count(1)
+
+        def fail(_batch) -> None:
+            if next(failures) >= num_failures:
+                has_failed.set()
+            raise RuntimeError("device is gone")
+
+        def wait(_batch) -> None:
+            assert has_failed.wait(ENOUGH_S)
+
+        runners[0].before, runners[1].before = fail, wait
         submit_all(engine)
         check_all(engine)
 
