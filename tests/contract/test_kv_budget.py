@@ -133,6 +133,7 @@ class TestFormulas:
         alone = plan_kv(size, ranks[1:2], block_size=16, max_model_len=2048)
         assert ("cuda:1", alone.num_blocks) == (found.rank.probe.device, found.num_blocks)
 
+    @pytest.mark.slow
     @settings(max_examples=200, deadline=None)
     @given(
         num_blocks=st.integers(1, 4_000),

@@ -239,6 +239,7 @@ class TestLosses:
         assert weight.grad is not None
         assert 0.9 < float(weight.grad[0])
 
+    @pytest.mark.slow
     def test_step_makes_learned_tokens_likelier_and_unlearned_ones_less_likely(self):
         """
         Steps move the probability of marked tokens the way of their marks.

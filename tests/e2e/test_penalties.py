@@ -20,6 +20,7 @@ Noise between two ways of computing the same float32 logits, over a few hundred 
 
 
 class TestPenalties:
+    @pytest.mark.slow
     def test_frequency_penalty_ends_repetition(self, small):
         """
         A frequency penalty stops the repetition of a token that a bias would repeat forever.

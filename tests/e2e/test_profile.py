@@ -6,6 +6,7 @@ import concurrent.futures
 import gzip
 import json
 
+import pytest
 from typer.testing import CliRunner
 
 from tandem_client.cli.app import app
@@ -21,6 +22,7 @@ def spans(trace):
 
 
 class TestProfile:
+    @pytest.mark.slow
     def test_trace_shows_the_parts_of_steps(self, bundled, idle):
         """
         A profile taken while a request runs is a Chrome trace with a span for each step, its parts

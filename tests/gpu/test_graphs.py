@@ -111,6 +111,7 @@ class Prefilled:
         return result.token.tolist(), result.graph
 
 
+@pytest.mark.slow
 def test_replays_are_eager_steps_bit_for_bit(directory, device):
     """
     A graph with room for a step's rows, whatever their number and slots, leaves the logits, bit for
@@ -178,6 +179,7 @@ def test_replays_with_prompts_are_eager_steps_bit_for_bit(directory, device, sca
         prefilled.position[:last] += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keeps_addresses", [False, True], ids=["moving", "static"])
 def test_sequences_go_on_after_their_memory_was_given_back(directory, device, *, keeps_addresses):
     """

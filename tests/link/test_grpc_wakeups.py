@@ -81,6 +81,7 @@ def in_a_process(*, reads_all: bool) -> tuple[int, int]:
 
 
 class TestTurns:
+    @pytest.mark.slow
     def test_burst_of_events_takes_few_turns(self):
         """
         Calls whose events came while the loop was busy are answered in a fraction of the turns
@@ -93,6 +94,7 @@ class TestTurns:
 
 
 class TestLoops:
+    @pytest.mark.slow
     @pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])
     def test_calls_are_answered_on_either_loop(self, make):
         """

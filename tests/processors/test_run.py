@@ -87,6 +87,7 @@ def test_a_setting_that_the_processor_lacks_is_not_run(monkeypatch, tmp_path):
     assert f"| `ATEN_CPU_CAPABILITY=avx512` | | NOT RUN: {NO_INSTRUCTION} | |" in written
 
 
+@pytest.mark.slow
 def test_the_probe_computes_the_same_twice():
     """
     A setting that changes nothing is recognized, because the probe's inputs never change.

@@ -100,6 +100,7 @@ def references(model_dir) -> dict[str, CompletedRequest]:
 
 
 class TestAgainstHuggingFace:
+    @pytest.mark.slow
     def test_greedy_tokens_are_those_of_transformers(self, model_dir, references):
         """
         Greedy tokens of a request served alone are those that `transformers` generates.
@@ -116,6 +117,7 @@ class TestAgainstHuggingFace:
 
 
 class TestEveryWayOfServing:
+    @pytest.mark.slow
     def test_hardest_way_gives_equal_tokens(self, model_dir, references):
         """
         Odd blocks, small chunks, neighbours and a preemption in the middle, all at once, change no

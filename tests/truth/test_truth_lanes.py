@@ -60,6 +60,7 @@ def num_in_common(served: Served) -> int:
 
 
 class TestLanes:
+    @pytest.mark.slow
     @STAGES
     def test_requests_of_all_lanes_get_their_tokens(self, model_dir, alone, num_stages):
         """
@@ -71,6 +72,7 @@ class TestLanes:
         num_decodes = sum(len(batch.row_slot) for batch in served.batches)
         assert num_in_common(served) < num_decodes / 4
 
+    @pytest.mark.slow
     @STAGES
     def test_penalties_count_the_tokens_of_other_lanes_turns(self, model_dir, alone, num_stages):
         """
@@ -79,6 +81,7 @@ class TestLanes:
         served = Served(model_dir, SHARING, num_stages=num_stages)
         serve_all(served, [*PENALISED.values(), *PENALISED_NEIGHBOURS[:5]], alone)
 
+    @pytest.mark.slow
     @STAGES
     @pytest.mark.parametrize("rule", [VictimRule.FEWEST_GENERATED, VictimRule.PAUSED_BUDGET])
     def test_want_of_blocks_changes_no_token(self, model_dir, alone, num_stages, rule):
@@ -91,6 +94,7 @@ class TestLanes:
         served = Served(model_dir, options, block_size=7, num_blocks=48, num_stages=num_stages)
         serve_all(served, [*TARGETS.values(), *NEIGHBOURS[2:6]], alone)
 
+    @pytest.mark.slow
     @STAGES
     def test_choices_share_their_prompt(self, model_dir, alone, num_stages):
         """

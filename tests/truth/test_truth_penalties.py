@@ -151,6 +151,7 @@ class TestAgainstTransformers:
         kept = reference.keep(scaled, columns.top_k, columns.top_p, columns.min_p).mask
         assert torch.equal(warped.isfinite(), kept)
 
+    @pytest.mark.slow
     def test_greedy_tokens_follow_the_formula(self, model_dir, references):
         """
         Each greedy token is the best id of `transformers`' logits after penalties for its prompt
@@ -246,6 +247,7 @@ class TestEveryWayOfServing:
         assert num_steps > OUTPUT_LEN
         comparison.assert_not_vacuous()
 
+    @pytest.mark.slow
     def test_choices_of_one_prompt(self, model_dir, window):
         """
         Every choice that forks off a shared prompt counts its own output alone.

@@ -195,6 +195,7 @@ def alone(model_dir):
 
 
 class TestSharedPrefixes:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("block_size", "prompt_len"),
         [
@@ -221,6 +222,7 @@ class TestSharedPrefixes:
         assert (3 if whole == prompt_len and block_size > 1 else 0) == shared.num_copies
         comparison.assert_not_vacuous()
 
+    @pytest.mark.slow
     def test_a_conversation_goes_on_from_what_was_generated(self, model_dir, alone):
         """
         A second turn that finds the first one's prompt and answer gives the tokens of one that
@@ -236,6 +238,7 @@ class TestSharedPrefixes:
             assert shared.cached[-1] >= len(target.prompt) + len(answer) - 16
         comparison.assert_not_vacuous()
 
+    @pytest.mark.slow
     def test_sharing_while_memory_runs_out_changes_no_token(self, model_dir, alone):
         """
         Requests with common prefixes that preempt each other and evict the cache get the tokens
@@ -260,6 +263,7 @@ class TestSharedPrefixes:
 
 
 class TestForks:
+    @pytest.mark.slow
     @pytest.mark.parametrize("options", [SHARING, ALONE], ids=["caching", "no-caching"])
     @pytest.mark.parametrize(
         ("block_size", "prompt_len"),

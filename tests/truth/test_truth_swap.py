@@ -74,6 +74,7 @@ def unlimited(model_dir):
     return serve(model_dir, num_blocks=128)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_host_blocks", "how"),
     [

@@ -144,6 +144,7 @@ class TestKernels:
         assert "2 measurements left out, the machine is slow" in printed.err
         assert 2 == len(json.loads(printed.out))
 
+    @pytest.mark.slow
     def test_failure_of_one_case_is_told_and_the_others_go_on(self, capsys, monkeypatch):
         """
         An operation that fails is named with its error, the exit code is 1, and the rest is measured.
@@ -169,6 +170,7 @@ class TestKernels:
 
 
 class TestModel:
+    @pytest.mark.slow
     def test_json_has_a_row_per_point(self, capsys):
         """
         --json prints time, rate and percentage of the floor of each batch and context.
@@ -183,6 +185,7 @@ class TestModel:
             assert min(row["step_ms"], row["forward_ms"], row["sample_ms"]) > 0
             assert 0 < row["percent_of_floor"]
 
+    @pytest.mark.slow
     def test_time_that_preparations_take_is_not_counted(self, capsys, monkeypatch):
         """
         A device is measured even if its library is compiled first, for however long.
@@ -200,6 +203,7 @@ class TestModel:
         assert 0 == decode_steps.main([*QUICK, *given])
         assert 1 == len(json.loads(capsys.readouterr().out))
 
+    @pytest.mark.slow
     def test_cache_that_does_not_fit_is_told(self, capsys, monkeypatch):
         """
         A point with a cache larger than the memory is named on stderr and left out.

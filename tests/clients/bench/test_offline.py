@@ -264,6 +264,7 @@ class TestTask:
         assert (2, 16) == (len(measured), len(measured[0]))
         assert all(0 <= token < 100 for prompt in measured for token in prompt)
 
+    @pytest.mark.slow
     def test_process_that_fails_says_why(self, model_dir):
         """
         An engine that cannot serve its task is an error with its name and its process's last words.
@@ -279,6 +280,7 @@ class TestTask:
 
 
 class TestEmbedded:
+    @pytest.mark.slow
     def test_requests_that_end_before_others_begin_are_counted(self, model_dir):
         """
         All outputs are there even if early requests end before the last one has a token.

@@ -31,6 +31,7 @@ def player(request, players):
 
 
 class TestErrors:
+    @pytest.mark.slow
     def test_every_reason_comes_with_its_details(self, player, record):
         """
         Each reason, and one that no client knows, is told with its code, field, metadata and advice.
@@ -97,6 +98,7 @@ class TestLargeAnswers:
 
 
 class TestConnections:
+    @pytest.mark.slow
     def test_connection_that_nothing_answers_is_given_up(self, players, record):
         """
         A call fails with UNAVAILABLE where its connection is taken and nothing answers, without a

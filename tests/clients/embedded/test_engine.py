@@ -84,6 +84,7 @@ class TestServing:
             engine.step()
         assert 0 == engine.get_memory_stats().used_blocks
 
+    @pytest.mark.slow
     def test_ten_thousand_ids_are_unique_and_grow(self):
         """
         Ids are never used twice.

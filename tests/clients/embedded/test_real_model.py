@@ -61,6 +61,7 @@ def alone(model_dir):
 
 
 class TestEqualTokens:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "changes",
         [

@@ -169,6 +169,7 @@ def tasks_of_calls():
 
 
 class TestRefusedCall:
+    @pytest.mark.slow
     @pytest.mark.parametrize("size", [10, 200_000])
     async def test_leaves_no_task_and_no_complaint(self, size):
         """

@@ -144,6 +144,7 @@ class TestRefusals:
             client.completions.create(model="other", prompt="hi")
         assert ("model", "model_not_found") == (refused.value.param, refused.value.code)
 
+    @pytest.mark.slow
     def test_client_that_waits_no_longer_gives_up(self, url, server):
         """
         A client's time-out ends its request at the scheduler.
@@ -158,6 +159,7 @@ class TestRefusals:
 
 
 class TestBrokenStreams:
+    @pytest.mark.slow
     def test_goes_on_after_what_was_delivered(self, client, server):
         """
         A stream that the scheduler breaks off goes on without a lost or repeated character.
@@ -167,6 +169,7 @@ class TestBrokenStreams:
         assert ANSWER == "".join(one.choices[0].text for one in chunks)
         assert 2 == len(server.seen.generate)
 
+    @pytest.mark.slow
     def test_goes_on_at_another_scheduler(self):
         """
         A stream whose scheduler breaks off is resumed by the other one, with its seed and ids.
@@ -186,6 +189,7 @@ class TestBrokenStreams:
             assert {1, 2} == {len(one.seen.generate), len(other.seen.generate)}
             assert [0, 1, 1] == sorted(len(request.resume.choices) for request in sent)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["tandem.ready", "tandem.progress"])
     def test_leaves_a_scheduler_that_stands_still(self, name):
         """

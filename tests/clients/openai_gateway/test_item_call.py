@@ -103,6 +103,7 @@ class TestJoining:
 
 
 class TestSlowReader:
+    @pytest.mark.slow
     @pytest.mark.parametrize("joins", [True, False], ids=["joined", "each"])
     def test_waiting_output_is_bounded(self, joins):
         """

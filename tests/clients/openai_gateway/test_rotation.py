@@ -57,6 +57,7 @@ async def rest_of(lines: AsyncIterator[str]) -> str:
     return "".join(choices[0]["text"] for choices in chunks if choices)
 
 
+@pytest.mark.slow
 async def test_streams_go_on_and_new_connections_see_the_new_one(start, tmp_path):
     """
     Of 64 HTTPS streams none fails while the gateway's certificate is replaced three times, and each
@@ -105,6 +106,7 @@ def test_pair_that_does_not_belong_together_changes_nothing(start, tmp_path):
 
 
 class TestSchedulers:
+    @pytest.mark.slow
     def test_changed_ca_is_trusted_without_a_restart(self, tmp_path):
         """
         When the file of the schedulers' CA is replaced, a scheduler of the new CA becomes ready and
@@ -140,6 +142,7 @@ class TestSchedulers:
                 assert ANSWER == answer.json()["choices"][0]["text"]
         assert (1, 1) == (len(first.seen.generate), len(second.seen.generate))
 
+    @pytest.mark.slow
     def test_changed_client_certificate_is_shown_without_a_restart(self, tmp_path):
         """
         When the gateway's own certificate is replaced, schedulers that trust only the new one serve

@@ -229,6 +229,7 @@ class TestRequestsCommand:
         asked = server.seen.listed[0]
         assert ("t", [1, 5], 3) == (asked.tenant, list(asked.states), asked.page_size)
 
+    @pytest.mark.slow
     def test_more_than_a_page_is_shown(self, run, server):
         """
         --max beyond the largest page takes several, and no more than it needs.

@@ -93,6 +93,7 @@ class TestReadme:
         exec(compile(example, "clients/python/README.md", "exec"), {})
         assert ANSWER in capsys.readouterr().out
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("number", range(len(_examples(EMBEDDED_README))))
     def test_examples_of_the_embedded_engine_print_what_it_computes(
         self, number, capsys, monkeypatch

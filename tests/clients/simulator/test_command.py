@@ -49,6 +49,7 @@ class TestOutput:
         assert set(known_names()) == set(printed["settings"])
         assert "lognormal:80:0.8:400" == printed["settings"]["prompt_len"]
 
+    @pytest.mark.slow
     def test_comparison_runs_every_combination(self, capsys):
         """
         --compare runs once per combination of values and prints a column for each.

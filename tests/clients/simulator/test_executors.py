@@ -121,6 +121,7 @@ class TestNumbers:
         assert 1.0 == results["steps"]["imbalance"]
         assert results["steps"]["busy_share"] == results["executors"][0]["busy_share"]
 
+    @pytest.mark.slow
     def test_more_executors_answer_sooner(self):
         """
         A load that keeps requests waiting on one executor does not on four.
@@ -132,6 +133,7 @@ class TestNumbers:
             > 2 * (one["throughput"]["output_tokens_per_s"])
         )
 
+    @pytest.mark.slow
     def test_round_robin_spreads_requests_and_spoils_hits(self):
         """
         Under round_robin all executors have about as many requests, and fewer prompt tokens are cached than where the
@@ -190,6 +192,7 @@ class TestSizes:
 
 
 class TestOutage:
+    @pytest.mark.slow
     def test_requests_of_a_lost_executor_go_on_elsewhere(self):
         """
         All requests end with their whole output though an executor was lost while it computed, and what it had

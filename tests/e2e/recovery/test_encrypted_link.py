@@ -133,6 +133,7 @@ def test_next_link_uses_another_ca(encrypted, tmp_path):
     assert whole == tokens
 
 
+@pytest.mark.slow
 def test_killed_executor_recovers_as_over_plain_text(encrypted):
     """
     An executor that is killed in the middle of a request is replaced, and the request's output is

@@ -113,6 +113,7 @@ class TestOnACpu:
         memory.tensor.fill_(9)
         assert (address, 9) == (memory.tensor.data_ptr(), int(memory.tensor.min()))
 
+    @pytest.mark.slow
     def test_tensor_keeps_its_memory(self):
         """
         The memory lives as long as a tensor of it.
@@ -156,6 +157,7 @@ class TestOnADevice:
             ("access", ADDRESS, size),
         ] == driver.calls
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("is_mapped", [True, False], ids=["mapped", "given-back"])
     def test_all_is_freed_with_the_object(self, driver, *, is_mapped):
         """

@@ -108,6 +108,7 @@ class TestShared:
 
 
 class TestPeak:
+    @pytest.mark.slow
     @pytest.mark.parametrize("can_reset", [True, False])
     def test_peak_counts_what_was_given_back(self, can_reset: bool, tmp_path: Path):
         """

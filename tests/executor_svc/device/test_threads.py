@@ -119,6 +119,7 @@ class TestDefault:
 
 
 class TestUse:
+    @pytest.mark.slow
     def test_threads_are_set_before_anything_is_computed(self):
         """
         In a fresh process operations get the default or the threads that were asked for, and run one at

@@ -183,6 +183,7 @@ class Runtime:
 
 
 class TestLocking:
+    @pytest.mark.slow
     def test_exactly_the_host_blocks_are_locked_while_they_live(
         self, monkeypatch: pytest.MonkeyPatch
     ):

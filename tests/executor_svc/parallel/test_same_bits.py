@@ -109,6 +109,7 @@ class TestBits:
         expected = logits(SINGLE, *given)
         assert torch.equal(expected, joined(ranks, size, *given))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("way", WAYS)
     def test_wide_matrices_have_them_too(self, wide: Path, ranks: RankPool, way: tuple[str, str]):
         """
@@ -128,6 +129,7 @@ def warnings(groups: ProcessGroups, directory: Path) -> list[str]:
 
 
 class TestPromise:
+    @pytest.mark.slow
     def test_sizes_that_cannot_keep_it_are_told_at_the_start(
         self, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory
     ):

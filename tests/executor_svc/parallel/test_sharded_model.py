@@ -68,6 +68,7 @@ def check_equal(expected: dict[str, Answer], found: list[dict[str, Answer]]) -> 
 
 
 class TestTokens:
+    @pytest.mark.slow
     @pytest.mark.parametrize(("family", "size"), CASES)
     def test_they_are_those_of_one_rank(
         self, zoo: Zoo, ranks: RankPool, alone, family: str, size: int
@@ -79,12 +80,14 @@ class TestTokens:
         directory = zoo(family)
         check_equal(alone(directory), ranks.run(size, workload.answers, directory))
 
+    @pytest.mark.slow
     def test_vocabulary_may_end_inside_a_shard(self, odd: Path, ranks: RankPool, alone):
         """
         Rows of padding are never sampled and are in no log probability.
         """
         check_equal(alone(odd), ranks.run(4, workload.answers, odd))
 
+    @pytest.mark.slow
     @pytest.mark.compiler
     def test_packed_matrices_give_the_same_tokens(self, zoo: Zoo, ranks: RankPool, alone):
         """
@@ -94,6 +97,7 @@ class TestTokens:
         found = ranks.run(2, workload.answers, directory, kernels="on", packs=True)
         check_equal(alone(directory), found)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "kernels", ["off", pytest.param("on", marks=pytest.mark.compiler)], ids=["torch", "packed"]
     )
@@ -114,6 +118,7 @@ class TestTokens:
 
 
 class TestSteps:
+    @pytest.mark.slow
     def test_blocks_are_swapped_copied_shared_and_suspended_on_each_rank(
         self, zoo: Zoo, ranks: RankPool
     ):

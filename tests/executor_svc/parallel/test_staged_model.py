@@ -38,6 +38,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestTokens:
+    @pytest.mark.slow
     @pytest.mark.parametrize("family", cases(FAST))
     def test_two_stages_give_the_bits_of_one(self, zoo: Zoo, ranks: RankPool, family: str):
         """
@@ -48,6 +49,7 @@ class TestTokens:
         expected = workload.answers(directory=zoo(family))
         assert [expected] * 2 == ranks.run_stages(STAGES, workload.answers, zoo(family))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("family", cases(FAST_ON_FOUR))
     def test_stages_of_two_ranks_give_the_bits_of_two_ranks(
         self, zoo: Zoo, ranks: RankPool, family: str
@@ -58,6 +60,7 @@ class TestTokens:
         expected = ranks.run(2, workload.answers, zoo(family))
         assert expected * 2 == ranks.run_stages((2, 2), workload.answers, zoo(family))
 
+    @pytest.mark.slow
     def test_layers_need_not_divide(self, three: Path, ranks: RankPool):
         """
         A stage may have a layer more than the next one.
@@ -65,6 +68,7 @@ class TestTokens:
         expected = workload.answers(directory=three)
         assert [expected] * 2 == ranks.run_stages(STAGES, workload.answers, three)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "kernels", ["off", pytest.param("on", marks=pytest.mark.compiler)], ids=["torch", "packed"]
     )

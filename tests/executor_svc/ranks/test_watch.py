@@ -6,6 +6,8 @@ import socket
 import threading
 from collections.abc import Iterator
 
+import pytest
+
 from executor_svc.ranks.channel import Channel, Frame, Kind
 from executor_svc.ranks.watch import BEAT_INTERVAL_S, SILENCE_S, Silence, Watch
 
@@ -42,6 +44,7 @@ class TestSilence:
 
 
 class TestWatch:
+    @pytest.mark.slow
     def test_silent_rank_ends_the_process_and_is_told_of_first(self):
         """
         A loaded rank that sends nothing more is named in the error that ends this process.

@@ -135,6 +135,7 @@ class TestRefusals:
         assert (2, expected) == refused(f"{log}CODE {process.returncode}")
         assert not output
 
+    @pytest.mark.slow
     def test_reason_is_said_by_a_process_that_leaves_a_thread_behind(self, tmp_path):
         """
         A refused model is a line and exit code 2 also where the thread that loaded it is not waited for.

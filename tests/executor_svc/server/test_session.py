@@ -213,6 +213,7 @@ class TestStop:
         assert ["INTERNAL"] == [error.reason for error in executor.fatal]
         assert [executor.fatal[0].message] == [error.message for error in refused]
 
+    @pytest.mark.slow
     def test_process_that_was_stopped_itself_is_not_stuck(self, executor, monkeypatch):
         """
         A step that ran when the process was stopped, as by SIGSTOP, has all its time when that goes on: a session that

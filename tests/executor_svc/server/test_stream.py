@@ -245,6 +245,7 @@ class TestRefusals:
 
 
 class TestHeartbeat:
+    @pytest.mark.slow
     def test_heartbeats_go_on_while_a_step_computes(self, executor, client):
         """
         During a step heartbeats name it and its growing age; afterwards they say idle.

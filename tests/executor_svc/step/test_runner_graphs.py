@@ -106,6 +106,7 @@ class TestSteps:
         assert 5 == twins.run(twins.traffic.decode([5, 0, 2, 3]))
         assert 1 == twins.num_captures
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("asking", [PENALISED, TOLD], ids=["penalties", "logprobs"])
     def test_rows_that_ask_for_more_are_drawn_from_the_graphs_logits(self, directory, asking):
         """

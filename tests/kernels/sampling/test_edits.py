@@ -31,6 +31,7 @@ def greedy(logits: torch.Tensor, row: RowEdits) -> int:
 
 
 class TestDefinition:
+    @pytest.mark.slow
     @settings(max_examples=150, deadline=None)
     @given(st.data())
     def test_edited_logits_are_those_of_the_formula(self, data):
@@ -185,6 +186,7 @@ class TestAllowed:
         assert torch.equal(expected.token, found.token)
         assert found.valid.all()
 
+    @pytest.mark.slow
     def test_they_are_drawn_by_the_confined_softmax(self):
         """
         Ids are drawn as often as the softmax over the allowed ones says.

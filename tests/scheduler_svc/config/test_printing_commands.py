@@ -159,6 +159,7 @@ class TestEndings:
         )
         assert (130, "") == (ran.returncode, ran.stderr)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_end_that_a_library_swallowed_begins_again(self, number, code):
         """
@@ -173,6 +174,7 @@ class TestEndings:
         )
         assert (code, "closed\n", "") == (ran.returncode, ran.stdout, ran.stderr)
 
+    @pytest.mark.slow
     def test_end_that_a_caller_caught_does_not_begin_again(self):
         """
         A caller that catches the end of a command, and puts its own handlers back, is not

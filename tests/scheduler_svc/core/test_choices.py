@@ -159,6 +159,7 @@ class TestForks:
         assert [0, 9, 10] == cached_in_order(rig)
         assert_outputs(rig)
 
+    @pytest.mark.slow
     @each_cache
     @settings(max_examples=25, deadline=None)
     @given(

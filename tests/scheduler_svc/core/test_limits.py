@@ -331,6 +331,7 @@ class TestRefusals:
         assert ("memory_threshold", "0.5") == limit_of(error)
         assert MIN_ADVICE_S <= error.value.retry_after_s <= MAX_ADVICE_S
 
+    @pytest.mark.slow
     @settings(max_examples=60, deadline=None)
     @given(
         st.lists(

@@ -175,6 +175,7 @@ class TestTruncate:
         rig.run()
         assert [59] * 3 == [rig.ended[handle].num_prompt_tokens for handle in range(3)]
 
+    @pytest.mark.slow
     @settings(max_examples=60, deadline=None)
     @given(
         st.integers(1, 150), st.integers(1, 150), st.integers(3, 40),

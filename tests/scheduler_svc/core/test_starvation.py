@@ -104,6 +104,7 @@ def test_without_ageing_the_victim_would_wait():
     assert rig.core.state_of(victim) is RequestState.WAITING
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(SchedulePolicy),

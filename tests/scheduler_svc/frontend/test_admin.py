@@ -151,6 +151,7 @@ class TestHealth:
             pass
         ready.cancel()
 
+    @pytest.mark.slow
     async def test_late_core_shows_in_progress_alone(self, tmp_path, model_dir, monkeypatch):
         """
         A core that says nothing for a while makes no progress, long before it counts as dead; once
@@ -199,6 +200,7 @@ class TestHealth:
         assert NOT_SERVING == (await within(watch.read())).status
         watch.cancel()
 
+    @pytest.mark.slow
     async def test_unusable_tokenizer_is_not_ready(self, tmp_path):
         """
         A model with a tokenizer that cannot be used is not ready, whatever the core says.

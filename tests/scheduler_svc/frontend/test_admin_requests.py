@@ -122,6 +122,7 @@ class TestListRequests:
 
 
 class TestGetRequestEvents:
+    @pytest.mark.slow
     async def test_events_are_passed_on(self, frontend, admin):
         """
         Events come in the core's order with everything that it kept.

@@ -237,6 +237,7 @@ class TestSlowReader:
 
 
 class TestSharing:
+    @pytest.mark.slow
     async def test_submission_carries_what_requests_share_by(self, tmp_path, model_dir):
         """
         Priority, tenant and salt reach the core, and so do the digests of the prompt's full blocks.

@@ -204,6 +204,7 @@ class TestGrammar:
         call.cancel()
         assert 2 == message.progress.scheduled.cached_tokens
 
+    @pytest.mark.slow
     async def test_silent_stream_repeats_its_progress(self, tmp_path, model_dir):
         """
         A silent stream repeats its last known state again and again.
@@ -222,6 +223,7 @@ class TestGrammar:
         assert ["started", *["progress"] * (len(messages) - 1)] == kinds(messages)
         assert [messages[-1]] * 2 == again
 
+    @pytest.mark.slow
     async def test_progress_says_why_nothing_is_computed(self, tmp_path, model_dir):
         """
         Every progress says why no step is computed, as long as the core computes none.

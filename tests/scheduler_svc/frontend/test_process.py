@@ -120,6 +120,7 @@ class TestProcess:
             await core.send_raw(b"\x93\x63\x01\x02")
             assert 1 == await within(process.wait())
 
+    @pytest.mark.slow
     async def test_event_loop_that_hangs_ends_it(self, tmp_path):
         """
         A process with an event loop that no longer turns ends itself with 1 and says where it

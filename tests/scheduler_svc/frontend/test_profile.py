@@ -120,6 +120,7 @@ class TestProfile:
             error = await error_of(admin.Profile(pb.ProfileRequest()))
         assert ("PROFILE_RUNNING", "busy") == (error.reason, error.message)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("why", [Draining("stopping"), ExecutorLoading("loading")])
     async def test_executor_that_stops_is_no_stop_of_the_service(self, frontend, admin, why):
         """

@@ -4,6 +4,7 @@ from collections import Counter
 from contextlib import asynccontextmanager
 
 import grpc
+import pytest
 
 from scheduler_svc.core.request.request import FinishReason
 from tandem.inference.v1 import inference_service_pb2 as pb
@@ -42,6 +43,7 @@ async def flood(frontend: Frontend, stream_id: int, inbox, choice: int) -> None:
 
 
 class TestReadingAgain:
+    @pytest.mark.slow
     async def test_all_is_there_for_who_reads_again_in_time(self, tmp_path, model_dir):
         """
         A client that stops reading and goes on before the deadline gets every token of each choice,
@@ -84,6 +86,7 @@ class TestReadingAgain:
 
 
 class TestStoppedFrontend:
+    @pytest.mark.slow
     async def test_time_without_the_frontend_is_not_blamed_on_clients(self, tmp_path, model_dir):
         """
         A frontend that stood still for longer than the deadline ends no stream because of it.
@@ -107,6 +110,7 @@ class TestStoppedFrontend:
                 messages = await rest_of(call)
         assert total == messages[-1].done.usage.output_tokens
 
+    @pytest.mark.slow
     async def test_time_without_the_frontend_is_not_blamed_on_the_core(self, tmp_path, model_dir):
         """
         A frontend that stood still never reports that the core is not alive.

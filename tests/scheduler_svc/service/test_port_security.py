@@ -149,6 +149,7 @@ def start(folder: Path, *flags: str) -> subprocess.Popen:
 
 
 class TestService:
+    @pytest.mark.slow
     @pytest.mark.parametrize("flags", [(), ("--dry-run",)], ids=["start", "dry-run"])
     def test_wrong_tokens_file_is_one_line_and_exit_code_2(self, tmp_path, flags):
         """
@@ -162,6 +163,7 @@ class TestService:
         assert "frontend_started" not in stderr
         assert 2 == process.returncode
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("flags", [(), ("--dry-run",)], ids=["start", "dry-run"])
     @pytest.mark.parametrize("executors", ["10.0.0.7:1", "127.0.0.1:9,spare.example:1"])
     def test_executor_elsewhere_without_a_proof_is_one_line_and_exit_code_2(

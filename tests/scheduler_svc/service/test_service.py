@@ -146,6 +146,7 @@ class TestMistakesAtStart:
         assert 2 == result.returncode
         assert result.stderr == "INVALID_CONFIG: block_size must be greater than 0\n"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("flag", ["--listen", "--admin-listen", "--metrics-listen"])
     def test_port_in_use_is_one_line_and_exit_code_1(self, flag):
         """An address that another process listens on is refused before anything is started."""
@@ -162,6 +163,7 @@ class TestMistakesAtStart:
 
 
 class TestImports:
+    @pytest.mark.slow
     def test_no_process_of_the_service_reaches_torch(self):
         """Neither core nor frontend imports torch, triton, the executor or a client."""
         code = (

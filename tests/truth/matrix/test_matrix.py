@@ -61,6 +61,7 @@ class TestCases:
     ],
 )
 class TestTokens:
+    @pytest.mark.slow
     def test_they_are_those_of_one_rank(self, case, processes, reference):
         """
         Greedy and seeded requests, with choices, penalties and log probabilities, that share

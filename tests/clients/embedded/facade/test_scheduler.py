@@ -232,6 +232,7 @@ class TestByHand:
 
 
 class TestModelExecutor:
+    @pytest.mark.slow
     def test_tokens_are_those_of_an_engine(self, tmp_path):
         """
         Scheduler and model executor, driven by hand, produce what an engine does.

@@ -60,6 +60,7 @@ class TestPrograms:
         outcome = run("-c", LEAVES_WORK)
         assert (0, "left\n") == (outcome.returncode, outcome.stdout), outcome.stderr
 
+    @pytest.mark.slow
     def test_program_of_the_readme_prints_the_same_on_two_ranks(self, program):
         """
         Torchrun starts the ranks, which print what one process does.

@@ -17,6 +17,7 @@ def model_dir(tmp_path_factory) -> Path:
 
 
 class TestTokens:
+    @pytest.mark.slow
     @pytest.mark.parametrize("window", [1, 2])
     def test_all_ranks_return_those_of_one(self, ranks: RankPool, model_dir, window):
         """
@@ -26,6 +27,7 @@ class TestTokens:
         alone = on_ranks.served(None, model_dir)
         assert [alone] * 2 == ranks.run(2, on_ranks.served, model_dir, window=window)
 
+    @pytest.mark.slow
     def test_four_ranks(self, ranks: RankPool, model_dir):
         """
         The world is taken where a size is given and no groups.
@@ -34,6 +36,7 @@ class TestTokens:
         found = ranks.run(4, on_ranks.served_by_world, model_dir, tensor_model_parallel_size=4)
         assert [alone] * 4 == found
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("mode", ["persist", "offload", "recompute"])
     def test_clocks_of_ranks_decide_nothing(self, ranks: RankPool, model_dir, mode):
         """
@@ -43,6 +46,7 @@ class TestTokens:
         alone = on_ranks.journey(None, model_dir, mode)
         assert [alone] * 2 == ranks.run(2, on_ranks.journey, model_dir, mode)
 
+    @pytest.mark.slow
     def test_seed_is_drawn_once(self, ranks: RankPool, model_dir):
         """
         Requests without a seed have one of rank 0, a new one each time.
@@ -51,6 +55,7 @@ class TestTokens:
         assert first == second
         assert first[0][0] != first[0][1]
 
+    @pytest.mark.slow
     def test_ranks_have_the_same_limits_and_counts(self, ranks: RankPool, model_dir):
         """
         Ranks agree on limits that follow the free memory, and each can be asked by itself.
@@ -84,6 +89,7 @@ class TestRefusals:
         assert first == second
         assert "the engine's arguments" in first
 
+    @pytest.mark.slow
     def test_groups_of_megatron_are_taken(self, ranks: RankPool, model_dir):
         """
         An object with tp and pp serves as pg_collection.

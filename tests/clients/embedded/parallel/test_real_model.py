@@ -26,6 +26,7 @@ def alone(model_dir):
 
 
 class TestTokens:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "settings",
         [

@@ -26,6 +26,7 @@ def alone(model_dir):
 
 
 class TestTokens:
+    @pytest.mark.slow
     @RANKS_OF_STAGES
     def test_all_ranks_return_those_of_one(self, ranks: RankPool, model_dir, alone, sizes):
         """
@@ -41,6 +42,7 @@ class TestTokens:
         """
         assert [alone] * 2 == ranks.run_stages((1, 2), on_ranks.served_few, model_dir, window=2)
 
+    @pytest.mark.slow
     def test_world_is_divided_into_stages(self, ranks: RankPool, model_dir, alone):
         """
         The world is taken where sizes are given and no groups.
@@ -49,6 +51,7 @@ class TestTokens:
         found = ranks.run(4, on_ranks.served_by_world, model_dir, **sizes)
         assert [alone] * 4 == found
 
+    @pytest.mark.slow
     def test_groups_of_megatron_are_taken(self, ranks: RankPool, model_dir, alone):
         """
         An object with the groups tp, pp and mp serves as pg_collection.
@@ -56,6 +59,7 @@ class TestTokens:
         found = ranks.run_stages((2, 2), on_ranks.megatron, model_dir)
         assert [alone] * 4 == found
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("mode", ["persist", "offload", "recompute"])
     def test_requests_are_preempted_swapped_and_suspended(self, ranks: RankPool, model_dir, mode):
         """
@@ -74,6 +78,7 @@ class TestTokens:
 
 
 class TestSteps:
+    @pytest.mark.slow
     @pytest.mark.parametrize("window", [1, 2])
     def test_each_stage_has_steps_under_way(self, ranks: RankPool, model_dir, window):
         """

@@ -217,6 +217,7 @@ def found_at(address, run, *, admin_address=None, exit_code=0):
 
 
 class TestTorchProbe:
+    @pytest.mark.slow
     def test_torch_is_described(self):
         """
         The probe reports torch's version and device.

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tandem_client", "simulate", *arguments]
@@ -13,6 +15,7 @@ def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 class TestSimulate:
+    @pytest.mark.slow
     def test_results_come_from_the_simulator(self):
         """
         The command runs the simulator in a process of its own with every argument it got, and its
@@ -23,6 +26,7 @@ class TestSimulate:
         assert 0 == outcome.returncode
         assert (3, 5) == (printed["settings"]["seed"], printed["results"]["requests"]["finished"])
 
+    @pytest.mark.slow
     def test_errors_and_help_are_the_simulators(self):
         """
         A wrong value exits with the simulator's line and code, and --help lists its options.

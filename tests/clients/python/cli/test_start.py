@@ -144,6 +144,7 @@ class TestListOfCommands:
 
 
 class TestWorkingFolder:
+    @pytest.mark.slow
     def test_folder_named_like_a_service_is_not_what_is_started(self, tmp_path):
         """
         A command that starts a service starts the installed one, wherever it is called from.

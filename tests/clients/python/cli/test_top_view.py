@@ -110,6 +110,7 @@ class TestView:
 
 
 class TestCommand:
+    @pytest.mark.slow
     def test_silent_server_is_named_until_it_answers(self, terminal, server):
         """
         On a terminal a server that falls silent is named, and the line is gone when it answers again.
@@ -126,6 +127,7 @@ class TestCommand:
         command.shown = ""
         assert "has not answered" not in command.until("attached")
 
+    @pytest.mark.slow
     def test_server_that_ended_is_called_gone(self, terminal):
         """
         A server that no longer listens is said to have ended, and looking goes on.
@@ -136,6 +138,7 @@ class TestCommand:
         assert "the server has ended; still looking" in command.until("still looking")
         assert command.process.poll() is None
 
+    @pytest.mark.slow
     def test_silence_in_a_pipe_is_said_on_stderr(self, tandem, server):
         """
         Stderr says from when on no look came when looks are printed one by one.

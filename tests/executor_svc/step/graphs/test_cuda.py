@@ -84,6 +84,7 @@ def noting(done, name):
     return run
 
 
+@pytest.mark.slow
 def test_each_call_is_warmed_up_twice_and_then_captured(done):
     """
     A call runs twice on the stream that it is captured on, which waits for what was there before;
@@ -100,6 +101,7 @@ def test_each_call_is_warmed_up_twice_and_then_captured(done):
     assert (2, 2000) == (len(captured.graphs), captured.num_bytes)
 
 
+@pytest.mark.slow
 def test_graphs_share_a_pool_while_one_of_them_lives(done):
     """
     More graphs join the pool of those there are; when all are gone, the next begin another.

@@ -130,6 +130,7 @@ class TestWhatNoGraphCanHold:
         with pytest.raises(NotCapturable, match="draws from a generator"):
             captured(lambda: torch.rand(3))
 
+    @pytest.mark.slow
     def test_kept_allocation_is_refused(self):
         """
         A tensor that a call allocates and keeps is refused: the next graph overwrites its memory.

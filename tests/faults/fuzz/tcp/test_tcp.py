@@ -63,6 +63,7 @@ def test_integers_are_those_of_the_standard(value, expected):
     assert expected == frames.prefixed(value, 5)
 
 
+@pytest.mark.slow
 def test_every_port_gets_attacks_and_the_same_seed_draws_the_same():
     """All ports and manners occur, and a failure can be drawn again."""
     ports, recorded = [*CALLS, "http", "metrics"], {port: [CALL] for port in CALLS}
@@ -77,6 +78,7 @@ def test_every_port_gets_attacks_and_the_same_seed_draws_the_same():
     assert [case.method for case in first][:100] == [case.method for case in again][:100]
 
 
+@pytest.mark.slow
 async def test_server_that_never_closes_a_finished_connection_hangs():
     """A connection whose other side has ended has to be closed."""
     judged = asyncio.Event()

@@ -108,6 +108,7 @@ class TestCollectives:
 
 
 class TestScores:
+    @pytest.mark.slow
     @settings(max_examples=100, deadline=None)
     @given(st.data())
     def test_given_tokens_are_scored_as_on_one_rank(self, data):

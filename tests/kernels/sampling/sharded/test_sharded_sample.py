@@ -75,6 +75,7 @@ def scenes(draw: st.DrawFn) -> dict[str, object]:
 
 
 class TestSampling:
+    @pytest.mark.slow
     @settings(max_examples=250, deadline=None)
     @given(scenes())
     def test_ranks_answer_as_one_does(self, scene):
@@ -84,6 +85,7 @@ class TestSampling:
         """
         alone_and_shared(**scene)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
     @pytest.mark.parametrize("size", SIZES)
     def test_large_vocabularies_agree(self, size: int, dtype: torch.dtype):

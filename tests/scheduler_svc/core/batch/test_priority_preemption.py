@@ -179,6 +179,7 @@ class TestTakingTurns:
         rig.run()
         assert (0, 0) == tuple(rig.ended[handle].num_preemptions for handle in (0, waits))
 
+    @pytest.mark.slow
     @settings(max_examples=60, deadline=None)
     @given(
         st.lists(st.tuples(st.integers(-2, 2), st.integers(1, 12), st.integers(0, 3)), max_size=25),

@@ -207,6 +207,7 @@ class TestWhatIsSaid:
         rig.run()
         assert [] == lines(rig, "out of memory") + lines(rig, "not enough KV cache space")
 
+    @pytest.mark.slow
     def test_the_first_and_every_fiftieth_preemption_warn(self):
         """
         The warning says what it costs, which settings help, and how many there were.

@@ -293,6 +293,7 @@ FOUND_LATE = {share_across_salts, forget_host_copies, never_resume, blame_one_of
 
 
 class TestPlantedBugs:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "plant",
         [

@@ -45,6 +45,7 @@ class TestRandomWalks:
         """
         walk_all(range(first_seed, first_seed + 10), num_events=25)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("num_stages", [2, 4])
     def test_walks_over_stages_keep_every_promise(self, num_stages):
         """

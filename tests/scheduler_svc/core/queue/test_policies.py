@@ -402,6 +402,7 @@ class TestCost:
         for _ in range(10):
             rig.step()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("policy", [SchedulePolicy.FCFS, SchedulePolicy.LOF])
     def test_the_head_of_a_long_queue_is_found_without_ordering_it(self, policy):
         """

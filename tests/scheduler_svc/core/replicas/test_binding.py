@@ -231,6 +231,7 @@ class TestOnlyTheLargeOne:
 
 
 class TestEqualPrompts:
+    @pytest.mark.slow
     @pytest.mark.parametrize("routing", list(Routing))
     def test_64_equal_new_prompts_at_once_on_4_executors(self, routing):
         """

@@ -45,6 +45,7 @@ def with_first_death(count: int = 16, *, position: int = 8) -> tuple[PoisonRig, 
 
 
 class TestBound:
+    @pytest.mark.slow
     @pytest.mark.parametrize("num_executors", [2, 4])
     @pytest.mark.parametrize("delay", [1, 2, 4])
     @pytest.mark.parametrize("position", [0, 5, 6, 14], ids=["start", "last", "first", "ninth"])
@@ -61,6 +62,7 @@ class TestBound:
         assert 1 == len(set(rig.poisoned_by[4][1:]))
         assert len(rig.deaths) <= 1 + 1 + 3 + 3  # as for one executor, of eight requests at once
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kills_at", [{0: 3, 1: 3}, {2: 9, 7: 3, 20: 12}, {3: 0, 4: 25, 5: 25}])
     def test_several_that_kill_fail_and_no_other_does(self, kills_at):
         """Each of them dies on at most one executor more than once while it is quarantined."""
@@ -70,6 +72,7 @@ class TestBound:
 
         rig.check_only_failed(set(kills_at))
 
+    @pytest.mark.slow
     def test_others_hardly_notice(self):
         """While suspects are tried, requests without marks run on the other executors."""
         rig = rig_with(24, delay=2)
@@ -83,6 +86,7 @@ class TestBound:
         quarantined = rig.deaths[-1][0]
         assert all(during[number] for number in set(rig.engines) - {quarantined})
 
+    @pytest.mark.slow
     def test_a_restart_of_a_minute_takes_few_executors_away(self):
         """
         Suspects wait for the quarantined executor, ever longer each time: of four executors that
@@ -157,6 +161,7 @@ class TestQuarantine:
         assert PATIENCE_S <= rig.now - at <= PATIENCE_S + 2
         assert {0} <= rig.marked()
 
+    @pytest.mark.slow
     def test_an_executor_that_leaves_is_waited_for_like_one_that_is_away(self):
         """It may have been taken out of the list only because it died."""
         rig, _ = with_first_death()
@@ -176,6 +181,7 @@ class TestQuarantine:
             rig.turn(others[at % 3])
         assert dead != rig.core._cell.suspects.quarantine.number
 
+    @pytest.mark.slow
     def test_a_full_one_is_replaced(self):
         """Where better priorities took all its slots, one that has room takes over."""
         rig = rig_with(3, num_executors=2, max_tokens=40)
@@ -195,6 +201,7 @@ class TestQuarantine:
         rig.run()
         rig.check_only_failed(set())
 
+    @pytest.mark.slow
     def test_a_death_elsewhere_does_not_disturb_the_trial(self):
         """Its requests get a mark each and wait, and the trial goes on."""
         rig = rig_with(24, delay=2)

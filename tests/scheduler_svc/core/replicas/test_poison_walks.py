@@ -148,6 +148,7 @@ class TestWalks:
                 assert rig.may_be_poison(handle)
         check_outputs(rig, set(rig.failed))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("mode", KvMode)
     def test_a_suspension_delays_no_poison_search_for_ever(self, mode):
         """Another executor takes suspects over, and all get on while the first is suspended."""

@@ -58,6 +58,7 @@ class Load:
 
 
 class TestBurst:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "max_num_seqs",
         [pytest.param(4000, id="all-wait", marks=pytest.mark.slow), pytest.param(256, id="full")],

@@ -230,6 +230,7 @@ class TestCancel:
         await until(lambda: frontend.client.num_streams == 0)
         assert not frontend.client.shared_writes
 
+    @pytest.mark.slow
     async def test_deadline_covers_the_stream(self, frontend):
         """
         A deadline that passes ends the call with all its items.
@@ -364,6 +365,7 @@ class TestSlowReader:
             await stream.rest()
         assert total == len(stream.ids(1))
 
+    @pytest.mark.slow
     async def test_item_with_too_much_unread_output_fails_alone(self, tmp_path, model_dir):
         """
         Past the bound of one request its item ends SLOW_CONSUMER; another item goes on.
@@ -394,6 +396,7 @@ class TestSlowReader:
         assert "SLOW_CONSUMER" == stream.error(1).reason
         assert [70] == stream.ids(2)
 
+    @pytest.mark.slow
     async def test_client_that_stalls_ends_the_call(self, tmp_path, model_dir):
         """
         A message that waits too long for the client ends the call with all its items.

@@ -59,6 +59,7 @@ class TestTenants:
         assert "PERMISSION_DENIED" == stream.error(1).reason
         assert [70] == stream.ids(2)
 
+    @pytest.mark.slow
     async def test_refused_items_share_lines_of_the_log(self, secured):
         """
         Of many items that are refused for their tenant one has a line of its own: the others are

@@ -203,6 +203,7 @@ class TestItems:
         await within(stream.call.done_writing())
         await stream.rest()
 
+    @pytest.mark.slow
     async def test_refused_items_are_told_before_more_are_refused(
         self, small, monkeypatch, long_items
     ):
@@ -219,6 +220,7 @@ class TestItems:
         assert {"QUEUE_FULL"} == {stream.error(item).reason for item in range(8, 1000)}
         stream.call.cancel()
 
+    @pytest.mark.slow
     async def test_refused_items_leave_nothing_to_the_collector(self, small):
         """
         A refused item is freed once the client was told: a collection of thousands would stop all

@@ -221,6 +221,7 @@ class TestCrowdedFrontend:
         assert error.retry_after_s > 0
         assert crowded.core.submits.empty()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("token", [OTHER, GATEWAY])
     async def test_others_reach_the_core(self, crowded, token):
         """

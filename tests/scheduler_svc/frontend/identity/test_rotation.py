@@ -99,6 +99,7 @@ class TestCertificates:
 
 
 class TestCredentials:
+    @pytest.mark.slow
     async def test_withdrawn_token_ends_its_streams_and_begins_none(self, secured, tmp_path):
         """
         A token that leaves the file is UNAUTHENTICATED from the next look on, its open stream ends
@@ -126,6 +127,7 @@ class TestCredentials:
             )
             assert "done" == kinds(await rest_of(kept))[-1]
 
+    @pytest.mark.slow
     async def test_stream_ends_when_its_token_expires(self, secured, tmp_path):
         """
         The stream of a token that has expired ends UNAUTHENTICATED, and its next call is refused.

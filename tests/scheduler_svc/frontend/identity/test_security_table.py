@@ -310,6 +310,7 @@ class TestLog:
         ]
         assert "token" not in str(failed)
 
+    @pytest.mark.slow
     async def test_strangers_do_not_fill_the_log(self, tmp_path, monkeypatch):
         """
         Of many calls without a token, one has a line of its own in a second; so have calls of a

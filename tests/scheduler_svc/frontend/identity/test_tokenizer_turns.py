@@ -53,6 +53,7 @@ async def test_questions_about_tokens_take_the_turns_of_their_tenants(secured, t
     assert ["acme"] * 3 + ["globex"] * 3 + [""] * 3 == turns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["Generate", "Tokenize"])
 async def test_conversation_is_read_on_a_thread(secured, turns, monkeypatch, method):
     """

@@ -160,6 +160,7 @@ class TestTurns:
         assert all(error.retry_after_s for error in errors)
         assert [] == served
 
+    @pytest.mark.slow
     async def test_call_that_has_ended_is_not_kept(self, waiting):
         """
         A call and its message are freed when the call has ended, whether or not others follow.

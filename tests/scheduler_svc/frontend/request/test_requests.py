@@ -62,6 +62,7 @@ class TestPrompt:
             call.cancel()
         assert [0, *ids_of(text)] == np.frombuffer(submit.prompt, "<i4").tolist()
 
+    @pytest.mark.slow
     async def test_long_text_leaves_the_loop_free(self, tmp_path, model_dir, monkeypatch):
         """
         A long text is tokenized in a thread, a short one in the event loop's own.

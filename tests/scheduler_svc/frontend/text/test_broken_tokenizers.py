@@ -74,6 +74,7 @@ def test_any_wrong_byte_loads_or_is_refused(directory: Path, name: str, data: st
     load_with(directory, name, data.draw(damaged_bytes((directory / name).read_bytes())))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_any_damaged_template_loads_or_is_refused(directory: Path, data: st.DataObject):

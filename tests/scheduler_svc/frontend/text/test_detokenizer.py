@@ -64,6 +64,7 @@ class TestWholeText:
         detokenizer = text_models[name].detokenizer([])
         assert tokenizer.decode(ids, skip_special_tokens=True) == decode_all(detokenizer, ids)
 
+    @pytest.mark.slow
     @settings(max_examples=300, deadline=None)
     @given(raw=st.lists(st.binary(min_size=1, max_size=4), max_size=12))
     @example(raw=[b"\xef\xbf", b"\xbd"])
@@ -150,6 +151,7 @@ class TestBytes:
 
 
 class TestPlainText:
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", TOKENIZERS)
     @settings(max_examples=150, deadline=None)
     @given(data=st.data())

@@ -1,6 +1,7 @@
 """Release of tokens together with their text."""
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from scheduler_svc.frontend.text.detokenizer import ByteDetokenizer, BytePiece
@@ -196,6 +197,7 @@ class TestGoingOn:
 
 
 class TestAnyOutput:
+    @pytest.mark.slow
     @settings(max_examples=400, deadline=None)
     @given(
         pieces=st.lists(
@@ -276,6 +278,7 @@ class TestAnyOutput:
             assert len(before) < end
             assert end <= len(b"".join(pieces[: output.num_tokens]).decode(errors="replace"))
 
+    @pytest.mark.slow
     @settings(max_examples=300, deadline=None)
     @given(
         pieces=st.lists(

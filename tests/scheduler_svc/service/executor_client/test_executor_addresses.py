@@ -87,6 +87,7 @@ class TestChoosing:
 
 
 class TestMoving:
+    @pytest.mark.slow
     def test_work_moves_when_the_executor_is_gone(self, make_service, make_executor):
         """Requests of a dead executor go on at another with the same model, each at its next token."""
         first = make_executor(0, boot_id="a")
@@ -121,6 +122,7 @@ class TestMoving:
 
 
 class TestFingerprint:
+    @pytest.mark.slow
     def test_other_model_is_refused_while_requests_live(self, make_service, make_executor):
         """
         Requests wait for their own model and go on when it is back; the other model is named
@@ -137,6 +139,7 @@ class TestFingerprint:
         assert_all_complete(bench, frontend)
         assert "" == refusal_of(bench, frontend)
 
+    @pytest.mark.slow
     def test_other_model_is_adopted_when_time_is_up(self, make_service, make_executor):
         """Requests fail MODEL_CHANGED after recovery_timeout_s, and the other model is served."""
         first = make_executor(0, boot_id="a")

@@ -143,6 +143,7 @@ def _refusal(bench) -> str:
 
 
 class TestHeldSession:
+    @pytest.mark.slow
     def test_waits_for_the_lease_and_never_takes_over(self, bench, make_executor):
         """Another scheduler's live session is left alone; when its lease ends, ours begins."""
         executor = make_executor(holder="other", holder_lease_s=500.0)

@@ -143,6 +143,7 @@ class TestSilentAddress:
 
 @pytest.mark.usefixtures("one_by_one")
 class TestOtherPath:
+    @pytest.mark.slow
     def test_broken_path_keeps_the_session(self, serve, make_executor):
         """
         A session goes on at another address of the same executor when its own address refuses.
@@ -166,6 +167,7 @@ class TestOtherPath:
         assert_same_session(bench, frontend, executor)
         assert executor.address == bench.session.address
 
+    @pytest.mark.slow
     def test_same_executor_goes_before_another(self, serve, make_executor):
         """Work does not move to another executor while its own answers at some address."""
         executor, other = make_executor(boot_id="a"), make_executor(boot_id="b")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 
 class TestConfig:
     def test_file_environment_and_flags_are_shown_with_their_sources(
@@ -25,6 +27,7 @@ class TestConfig:
         assert (2, "flag") == shown["window"]
         assert (16, "default") == shown["block_size"]
 
+    @pytest.mark.slow
     def test_presets_are_named_and_shown(self, run):
         """
         The presets stand below the settings; with --preset their values are shown as its own.

@@ -189,6 +189,7 @@ class TestGenerate:
         assert 6 == result.exit_code
         assert "deadline" in result.stderr
 
+    @pytest.mark.slow
     def test_missing_server_is_named_with_advice(self, run):
         """
         Without a server the line names the address and how to start one.

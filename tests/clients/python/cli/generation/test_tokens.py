@@ -165,6 +165,7 @@ class TestDetokenize:
         assert reason in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["tokenize", "detokenize"])
 def test_server_that_is_not_there_is_an_error(tandem, command):
     """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.clients.python.fake_server import PATIENCE_S
 
 
@@ -63,6 +65,7 @@ class TestAbort:
         assert "REQUEST_NOT_FOUND: no live request has the id 'gone'" in result.stderr
         assert "1 of 2 requests were not live" in result.stderr
 
+    @pytest.mark.slow
     def test_server_that_is_not_there_is_an_error(self, tandem):
         """
         Without a server the command ends with the exit code for that.

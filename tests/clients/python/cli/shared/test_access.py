@@ -49,6 +49,7 @@ def test_every_command_that_calls_a_server_takes_the_options(name):
     assert set(ACCESS_OPTIONS) <= {param.name for param in load(name).params}
 
 
+@pytest.mark.slow
 def test_command_calls_over_mutual_tls_with_a_key(mutual, run, monkeypatch):
     """Commands for clients and for operators use certificates and key of options and variables."""
     server, options = mutual

@@ -53,6 +53,7 @@ class TestOutput:
         )
         assert "Traceback" not in errors
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "command", ["top --once --json", "requests", "requests first", "top --once"]
     )
@@ -93,6 +94,7 @@ class TestOutput:
         assert (0, b"caf\\xe9 \\u2603\n") == (code, output)
         assert "Traceback" not in errors
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("command", "stdin"),
         [(["generate", "-"], b"a\xffb"), (["generate", b"a\xffb"], b"")],
@@ -119,6 +121,7 @@ class TestOutput:
 
 
 class TestServerThatGoesAway:
+    @pytest.mark.slow
     def test_stream_that_cannot_go_on_fails_in_one_line(self, tandem, server):
         """
         A stream that the server ends for good keeps what came, and the line says what happened.

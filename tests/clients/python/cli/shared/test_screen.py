@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tandem.errors import HandedOver, InternalError
 from tests.clients.python.fake_server import ANSWER, PATIENCE_S, Act
 
@@ -9,6 +11,7 @@ BLOCKED = "an operator suspended it: go on with tandem resume"
 
 
 class TestTerminal:
+    @pytest.mark.slow
     def test_remark_in_the_middle_of_a_line_begins_a_new_one(self, terminal, server):
         """
         A reason to wait after a stream has begun stands on a line of its own, once.

@@ -103,6 +103,7 @@ class TestTold:
 
 
 class TestCommands:
+    @pytest.mark.slow
     @pytest.mark.parametrize("command", ["generate", "chat"])
     def test_blocked_server_is_told_on_stderr(self, tandem, server, command):
         """
@@ -118,6 +119,7 @@ class TestCommands:
         process.send_signal(signal.SIGINT)
         assert server.seen.cancelled.wait(PATIENCE_S)
 
+    @pytest.mark.slow
     def test_server_that_does_not_answer_is_named(self, tandem):
         """
         A server that accepts connections and says nothing is named by every kind of command.
