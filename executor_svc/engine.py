@@ -30,8 +30,8 @@ from executor_svc.profile.torch_recorder import TorchRecorder
 from executor_svc.server.loaded import (
     DEPTH,
     HEARTBEAT_INTERVAL_S,
-    MAX_INFLIGHT_STEPS,
     Engine,
+    credit,
 )
 from executor_svc.start_warnings import kept_warnings, warn
 from executor_svc.step.graphs.plan import plan_graphs
@@ -300,7 +300,7 @@ def _describe(
         num_host_blocks=kv.num_host_blocks,
         max_batch_size=limits.max_batch_size,
         max_total_tokens=limits.max_total_tokens,
-        max_inflight_steps=MAX_INFLIGHT_STEPS,
+        max_inflight_steps=credit(model.groups.pipeline_size),
         num_stages=model.groups.pipeline_size,
         kv_bytes_per_block=kv.bytes_per_block,
         eos_token_ids=np.asarray(model.config.eos_token_ids, "<i4").tobytes(),

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field
 from executor_svc.config.graph_sizes import GraphCount, check_graph_count
 from executor_svc.model.files.directory import find_model
 from tandem.engine_config import MAX_THREADS, EngineConfig
+from tandem.link import MAX_STAGES
 from tandem.network.link_security import check_listener
 from tandem.network.tls_files import ServerTls, server_tls
 from tandem.settings.options import Group
@@ -78,6 +79,7 @@ class _ModelSettings(OptionGroup):
     pp_size: PpSize = Field(
         1,
         ge=1,
+        le=MAX_STAGES,
         description="stages of the model, each with some of its layers and with tp_size processes; "
         "a stage computes while the next one computes the step before",
     )

@@ -25,6 +25,14 @@ DEPTH = 2
 """Most steps launched and not yet completed: one that runs, one that follows."""
 
 
+def credit(num_stages: int) -> int:
+    """
+    Return how many steps a scheduler may send ahead to an executor with so many pipeline stages:
+    where there are many, two for each keep all of them busy.
+    """
+    return max(MAX_INFLIGHT_STEPS, 2 * num_stages)
+
+
 class StepRunner(Protocol):
     """A runner of steps: `ModelRunner`, or one without a model. One thread owns it."""
 

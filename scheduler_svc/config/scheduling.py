@@ -153,14 +153,15 @@ class SchedulingSettings(OptionGroup):
         2,
         ge=1,
         le=MAX_WINDOW,
-        description="steps sent before a result is back, at most as many as the executor takes",
+        description="steps sent before a result is back, for each lane of an executor with "
+        "pipeline stages; at most as many as the executor takes",
     )
     run_ahead: int = Field(
         4,
         ge=1,
         le=MAX_WINDOW,
-        description="the same while no request waits, memory lasts and steps take under 5 ms; no "
-        "effect unless over window",
+        description="the same of all lanes while no request waits, memory lasts and steps take "
+        "under 5 ms; no effect where window allows as many",
     )
     track_request_events: bool = Field(
         False, description="keep what happened to each request, for GetRequestEvents"

@@ -30,6 +30,7 @@ from scheduler_svc.ipc.messages import (
 from scheduler_svc.ipc.sockets import FrontendGone
 from scheduler_svc.ipc.token_run import TokenRun
 from tandem.errors import TandemError
+from tandem.link import MAX_STAGES
 from tandem.link.batch import Int32Column
 
 RETRY_S = 0.01
@@ -38,8 +39,11 @@ MAX_LOGPROB_BYTES = 64 * 1024
 Limit of the stream numbers and top logprobs of one message, in bytes; one step that has more is
 still sent as one message.
 """
-MAX_SPLITS = 64
-"""Most columns of handles whose split is kept: those of lanes of all executors, and former ones."""
+MAX_SPLITS = 4 * MAX_STAGES
+"""
+Most columns of handles whose split is kept: those of lanes of all executors, and former ones. With
+more lanes in all each is split again, which is slower and as right.
+"""
 STREAM_BITS = 32
 _STREAM_MASK = (1 << STREAM_BITS) - 1
 

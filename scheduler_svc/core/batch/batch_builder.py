@@ -159,7 +159,7 @@ class BatchBuilder:
         if self.prefills or self._released:
             return self._any_batch()
         if rows is None:
-            return None
+            return None if self.is_empty else self._any_batch()
         start = rows.start
         end = slots.advance_rows(rows)
         self.replica.note_sent(PlannedRows.of_decodes(rows, end, slots.num_departures))

@@ -14,7 +14,8 @@ flight.
 
 Of an executor with N pipeline stages, `window` steps of each of its lanes may be in flight: of all
 N while there are prompts to compute, which need no lane, else of those in which requests decode. So
-whatever a request held is free at most N x `window` + 1 steps after its end.
+whatever a request held is free at most N x `window` + 1 steps after its end, or
+`run_ahead` + 1 where that is more.
 
 After an executor has died, one step at a time is sent until the requests that may have caused it
 have made progress (see `suspects`): with several in flight it is not always known in which one it

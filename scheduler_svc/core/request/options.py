@@ -151,9 +151,10 @@ class CoreOptions:
         materialize_only_last_token_logits: Compute no logits but those that tokens are sampled
             from: requests for log probabilities of their prompts are refused. Else theirs are
             computed, for those prompts alone.
-        window: Most steps sent before the result of the first is back, 1 to 16; see `lookahead`.
-        run_ahead: The same while no request waits, memory lasts and steps are short, 1 to 16; it
-            has no effect where it is not over `window`.
+        window: Most steps sent before the result of the first is back, 1 to 16, for each lane of an
+            executor with pipeline stages; see `lookahead`.
+        run_ahead: The same of all lanes together while no request waits, memory lasts and steps are
+            short, 1 to 16; it has no effect where `window` allows as many.
         track_request_events: Keep what happened to each request for operators.
         track_token_events: Also one event per token.
         track_paused_events: Also one event per request and step that it stays paused.

@@ -31,9 +31,10 @@ class NewTokenRatio:
     """
     Share of their remaining `max_tokens` that running requests are expected to use.
 
-    It starts at `init`, falls linearly to `min` over 600 decode steps without a shortage, is set
-    anew by each retraction, and goes back to `init` when no request is left. It is not updated step
-    by step: its value follows from a count of decode steps that the caller keeps anyway.
+    It starts at `init`, falls linearly to `min` over 600 tokens of each request without a
+    shortage, is set anew by each retraction, and goes back to `init` when no request is left. It is
+    not updated step by step: its value follows from a count of decode steps that the caller keeps
+    anyway.
 
     Args:
         conservativeness: At least 0; scales `init`, which is at most 1.

@@ -152,6 +152,8 @@ class BatchStream:
             self._last_number = one.item
             self._add(one, piece)
         for at, number in enumerate(message.cancel):
+            if piece.is_over:
+                piece = await self._turn()
             if number > self._last_number:
                 raise InvalidParameter(f"no item {number} was added.", field=f"cancel[{at}]")
             item = self._items.get(number)
@@ -214,7 +216,7 @@ class BatchStream:
         while True:
             await self._something.wait()
             self._something.clear()
-            while self._encoded or self._line:
+            while (self._encoded or self._line) and self._failure is None:
                 events, encoding_s = await self._next_events()
                 if not events:
                     continue

@@ -78,7 +78,8 @@ class CallShares:
 
     Where all requests of the core run, it has none that could make room. So for `GUARD_S` after a
     call of a tenant with few, an eighth of the places counts as taken for others that have their
-    share. A tenant that is alone has all places.
+    share, in each frontend for itself: with several, greedy tenants have all places where each of
+    them has fewer calls than that leaves. A tenant that is alone has all places.
 
     A call counts once, however many choices and log probabilities it asks for: that is not known
     before it is read, and it takes no more of what is shared here, which is the way of a message to
@@ -111,7 +112,7 @@ class CallShares:
                 share of them.
         """
         num_calls = self._placed.num_calls
-        num_left = self._max_calls // PLACES_PER_LEFT if self._few.is_on(tenant) else 0
+        num_left = self._num_left(tenant)
         num_places = self._max_calls - num_left
         if num_calls < num_places:
             return
@@ -120,14 +121,20 @@ class CallShares:
         if num_own < share:
             return
         self._note_refusal()
+        left = f", of which {num_left} are left to tenants with few" if num_left else ""
         raise QueueFull(
-            f"{num_calls} calls are being served and max_num_seqs is {self._max_calls}, of which "
-            f"{num_left} are left to tenants with few; "
+            f"{num_calls} calls are being served and max_num_seqs is {self._max_calls}{left}; "
             f"tenant {tenant!r} has {num_own} of them and a share of {share}: try again when one "
             "has ended",
             metadata={"limit": "max_num_seqs", "value": str(self._max_calls)},
             retry_after_s=self._advice.after_ends(1, self._clock()),
         )
+
+    def _num_left(self, tenant: str) -> int:
+        """Return how many places are left to tenants with few by one with its share."""
+        if not self._few.is_on(tenant):
+            return 0
+        return min(self._max_calls - 1, max(1, self._max_calls // PLACES_PER_LEFT))
 
     def num_alike(self, *, takes_place: bool) -> int:
         """Return how many calls are served that take a place, or how many that take none."""

@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from safetensors.numpy import load_file
 
 from executor_svc.model.files.tokenizer_files import TokenizerFile, chunks
+from executor_svc.server.loaded import credit
 from executor_svc.server.progress import Progress
 from tandem.errors import AddressInUse, ExecutorLoading, InvalidConfig
 from tandem.executor.v1 import executor_service_pb2 as executor_pb2
@@ -34,6 +35,14 @@ from tests.model_zoo import EOS_TOKEN_ID, MAX_POSITIONS, VOCAB_SIZE
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.mark.parametrize(("num_stages", "num_steps"), [(1, 16), (8, 16), (9, 18), (64, 128)])
+def test_credit_keeps_all_stages_busy(num_stages, num_steps):
+    """
+    A scheduler may send 16 steps ahead, and two for each stage where that is more.
+    """
+    assert num_steps == credit(num_stages)
 
 
 def health(running, name):

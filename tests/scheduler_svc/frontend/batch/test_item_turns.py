@@ -14,6 +14,8 @@ from scheduler_svc.config.frontend_security import FrontendSecurity
 from scheduler_svc.frontend.batch.item import Item
 from scheduler_svc.frontend.batch.item_turns import BEGUN_PER_PIECE, PIECE_S, ItemTurns
 from scheduler_svc.frontend.batch.stream import BatchStream
+from scheduler_svc.frontend.serving import RequestServing
+from tandem.inference.v1 import inference_service_pb2 as pb
 from tests.scheduler_svc.frontend.batch.test_generate_batch import Stream, finish
 from tests.scheduler_svc.frontend.fake_core import (
     Clock,
@@ -202,6 +204,22 @@ class TestItems:
         assert NUM_ITEMS > stream.num_messages
         await within(stream.call.done_writing())
         await stream.rest()
+
+    async def test_cancels_of_a_message_are_heeded_a_piece_per_turn_of_the_loop(
+        self, frontend, monkeypatch, loop_turns, long_items
+    ):
+        """
+        However many items one message cancels, others go on in between.
+        """
+        stream = Stream(frontend.channel)
+        await stream.add(*range(NUM_ITEMS))
+        for _ in range(NUM_ITEMS):
+            await frontend.core.accept()
+        watch(monkeypatch, RequestServing, "cancel", lambda _: loop_turns.count())
+        await within(stream.call.write(pb.GenerateBatchRequest(cancel=range(NUM_ITEMS))))
+        await until(lambda: NUM_ITEMS == loop_turns.counts.total())
+        assert 1 == max(loop_turns.counts.values())
+        stream.call.cancel()
 
     @pytest.mark.slow
     async def test_refused_items_are_told_before_more_are_refused(

@@ -91,6 +91,26 @@ async def test_last_places_are_left_to_a_tenant_with_few():
     assert is_refused(shares, "greedy")
 
 
+@pytest.mark.parametrize("num_places", [2, 4, 8, 15])
+async def test_one_of_few_places_is_left_to_a_tenant_with_few(num_places):
+    """
+    Of fewer than sixteen places one is left, and a refusal says so; while all tenants have their
+    share none is, and a refusal does not speak of it.
+    """
+    shares = CallShares(num_places, lambda: 100.0)
+    for _ in range(num_places - 1):
+        shares.begin("greedy", 1.0)
+    assert not is_refused(shares, "greedy")
+    shares.begin("greedy", 1.0)
+    with pytest.raises(QueueFull, match=f"max_num_seqs is {num_places};"):
+        shares.check("greedy", 1.0)
+    shares.end("greedy")
+    shares.begin("polite", 1.0)
+    shares.end("polite")
+    with pytest.raises(QueueFull, match="of which 1 are left to tenants with few"):
+        shares.check("greedy", 1.0)
+
+
 async def test_share_follows_the_weight(shares_of_four):
     """
     A tenant of three times the weight has three places of four.

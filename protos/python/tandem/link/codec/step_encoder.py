@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 
 from tandem.executor.v1 import batch_pb2
+from tandem.link import MAX_STAGES
 from tandem.link.batch import Batch
 from tandem.link.codec.checksum import seal
 from tandem.link.codec.fields import INT32, UINT8, raw_column
@@ -34,7 +35,7 @@ _APPEND_SLOT_TAG = tag(batch_pb2.ExecutionBatch, "append_slot", LENGTH_DELIMITED
 _APPEND_BLOCK_TAG = tag(batch_pb2.ExecutionBatch, "append_block", LENGTH_DELIMITED)
 _FIXED64_BYTES = struct.Struct("<Q").pack
 
-MAX_VERSIONS = 32
+MAX_VERSIONS = 2 * MAX_STAGES
 """Most versions of rows that are kept: those of lanes, which take turns, and former ones."""
 
 

@@ -21,7 +21,10 @@ from tandem.link.slots.state_hash import (
 from tandem.link.slots.steady_rows import SteadyRows
 
 MAX_STEADY = 16
-"""Most sets of rows that may be repeated in turn, one for each lane of the scheduler's."""
+"""
+Most sets of rows that may be repeated in turn, one for each lane of the scheduler's. With more
+lanes each batch is checked in full, which is slower and as right.
+"""
 
 
 class SlotState(SlotColumns):

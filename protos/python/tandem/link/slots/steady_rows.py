@@ -1,8 +1,10 @@
 """
-Batches that repeat the one before: the same rows, each one token further.
+Batches that repeat an earlier one: the same rows, each one token further.
 
-Most batches are of this kind, and they fit the slot state because the last one did: the slots are
-live and distinct, each row's token is known by then, and it writes into the same block as before.
+Most batches are of this kind, and they fit the slot state because the earlier one did: the slots
+are live and distinct, each row's token is known by then, and it writes into the same block as
+before. The batches of pipeline stages' lanes take turns, so the earlier one need not be the last:
+the owner forgets rows as soon as another batch computes, releases or extends one of their slots.
 Two checks are left: each row with a full block gets a new block that no slot holds, and no other
 row gets one. Any other batch is checked in full (`batch_check`).
 """
@@ -19,7 +21,8 @@ from tandem.link.slots.slot_columns import SlotColumns
 
 class SteadyRows:
     """
-    Decode rows of the batch that was applied last; only the next batch may repeat them.
+    Decode rows of a batch that was applied, which a later one may repeat until another touches
+    one of their slots.
 
     Attributes:
         slot: Slots of the rows, shape ``[R]``.
