@@ -131,6 +131,11 @@ class ExecutorLink:
                 self._call.cancel()
                 self._call = None
 
+    @property
+    def has_events(self) -> bool:
+        """True while there are events to take."""
+        return bool(self._events)
+
     def take_events(self) -> Iterator[LinkEvent]:
         """Yield the events up to this call, in order; later ones wait for the next call."""
         for _ in range(len(self._events)):

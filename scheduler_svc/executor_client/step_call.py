@@ -13,6 +13,10 @@ from tandem.network.outgoing import OutgoingMessages
 
 _METHOD = b"/tandem.executor.v1.ExecutorService/Execute"
 _NO_FLAGS = 0
+# Numbers, as an operation's type is one and a member of an enum is slower to find and compare.
+_SENT = int(cygrpc.OperationType.send_message)
+_RECEIVED = int(cygrpc.OperationType.receive_message)
+_OVER = int(cygrpc.OperationType.receive_status_on_client)
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -89,19 +93,25 @@ class StepCall:
         """
         end: CallEnded | None = None
         self._operate(cygrpc.ReceiveMessageOperation(_NO_FLAGS))
-        while self._is_any_due():
-            for operation in self._next_operations():
-                match operation.type():
-                    case cygrpc.OperationType.receive_message:
-                        message = operation.message()
-                        if message is not None:
-                            yield message
-                            self._operate(cygrpc.ReceiveMessageOperation(_NO_FLAGS))
-                    case cygrpc.OperationType.send_message:
-                        self.outgoing.left()
-                    case cygrpc.OperationType.receive_status_on_client:
-                        end = _ended(operation)
-                        self.outgoing.drop()
+        while True:
+            with self._lock:
+                if not self._num_due:
+                    break
+            operations = self._call.next_event().batch_operations
+            with self._lock:
+                self._num_due -= 1
+            for operation in operations:
+                kind = operation.type()
+                if kind == _SENT:
+                    self.outgoing.left()
+                elif kind == _RECEIVED:
+                    message = operation.message()
+                    if message is not None:
+                        yield message
+                        self._operate(cygrpc.ReceiveMessageOperation(_NO_FLAGS))
+                elif kind == _OVER:
+                    end = _ended(operation)
+                    self.outgoing.drop()
         if end is not None and end.code() is not grpc.StatusCode.OK:
             raise end
 
@@ -118,16 +128,6 @@ class StepCall:
             has_begun: bool = self._call.operate((operation,), None)
             self._num_due += has_begun
         return has_begun
-
-    def _is_any_due(self) -> bool:
-        with self._lock:
-            return self._num_due > 0
-
-    def _next_operations(self) -> tuple[Any, ...]:
-        operations: tuple[Any, ...] = self._call.next_event().batch_operations
-        with self._lock:
-            self._num_due -= 1
-        return operations
 
 
 def _ended(operation: Any) -> CallEnded:

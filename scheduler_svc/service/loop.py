@@ -20,7 +20,7 @@ import structlog
 from scheduler_svc.config.settings import LoadedSettings
 from scheduler_svc.core.executor_port import ExecutorPort
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.executor_client.link_events import SessionOpened
+from scheduler_svc.executor_client.link_events import SessionOpened, StreamMessage
 from scheduler_svc.executor_client.session_events import ExecutorSeen, SessionEnded
 from scheduler_svc.ipc.messages import Hello
 from scheduler_svc.ipc.sockets import CoreSocket
@@ -48,7 +48,10 @@ from tandem.process.telemetry import log_worded
 TICK_S = 0.5
 """Longest wait of one poll, in seconds; the executor's silence may be noticed so much later."""
 LOOK_INTERVAL_S = 0.01
-"""Seconds for which an executor without news is not looked at, as turns for others are frequent."""
+"""
+Seconds for which turns for results of steps alone, which are frequent, look neither at executors
+nor at what depends on the time.
+"""
 MESSAGES_PER_TURN = 512
 LAST_FLUSH_S = 2.0
 """Seconds that a stopping core waits for frontends to take their last messages."""
@@ -97,8 +100,7 @@ class CoreLoop:
         self._socket = socket
         self._wakeup = wakeup
         self._clock = clock
-        self._on_hello = on_hello
-        self._is_strict = is_strict
+        self._on_hello, self._is_strict = on_hello, is_strict
         self._commands: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
         self.turns = LoopTurns(self._turn, sources=(socket,), wakeup=wakeup)
         self._state = ServiceState(started_s=clock())
@@ -128,7 +130,8 @@ class CoreLoop:
         )
         self._step_lines = StepLines(settings.logging_step_interval)
         self._flush_until_s: float | None = None  # last messages may be taken until then, once set
-        self._is_running, self._was_busy = True, False
+        self._settle_at_s = 0.0  # from then on `_settle` is due, also in turns for results alone
+        self._is_running, self._was_busy, self._has_mail = True, False, False
 
     def frontend_died(self, frontend: int) -> None:
         """Have the next turn end the requests of a frontend after its process ended."""
@@ -167,25 +170,42 @@ class CoreLoop:
     def _turn(self) -> float:
         """Make one turn; return the time at which the next one is due if no event comes."""
         now = self._clock()
+        has_news = not self._commands.empty()
         while not self._commands.empty():
             self._commands.get()(now)
-        if self._socket.has_messages:
+        # Messages wake the polling thread: others take only what the last turn left or found late.
+        if self._has_mail or (self.turns.is_polled and self._socket.has_messages):
+            has_news = True
             self._take_messages(now)
-        self._take_link_events(now)
-        if not self._drain.is_over:
+        has_news |= self._take_link_events(now)
+        is_settling = has_news or now >= self._settle_at_s or not self._state.num_requests
+        if is_settling and not self._drain.is_over:
             self._operations.advance(now)
             self._fate.advance(now)
         if self._state.core is not None:
             self._plan(self._state.core, now)
             self._publish()
-            self._positions.tell(self._state.core, self._intake.num_accepted, now)
             self._check_when_idle(self._state.core)
+        if is_settling:
+            self._settle(now)
+        self._flush(now)
+        return self._next_due_s(now)
+
+    def _settle(self, now: float) -> None:
+        """
+        Do what depends on the time, on messages, and on executors that come and go.
+
+        Most turns are for results of steps alone. They leave this, which takes about as long as
+        planning, to a turn within `LOOK_INTERVAL_S`, unless something waits for a result.
+        """
+        if self._state.core is not None:
+            self._positions.tell(self._state.core, self._intake.num_accepted, now)
         self._advance_stop(now)
         self._queries.settle(now)
         self._state.look_at_frontends(now)
         self._availability.tell()
-        self._flush(now)
-        return self._next_due_s(now)
+        may_rest = self._state.availability.ready and self._settled_due_s(now) == inf
+        self._settle_at_s = now + LOOK_INTERVAL_S * may_rest
 
     def _take_messages(self, now: float) -> None:
         messages = self._socket.receive(MESSAGES_PER_TURN)
@@ -198,29 +218,43 @@ class CoreLoop:
         self._intake.end_frontend(frontend, now)
         self._publish()
 
-    def _take_link_events(self, now: float) -> None:
-        num_attached = self._members.num_attached
+    def _take_link_events(self, now: float) -> bool:
+        """Take what links have; return True if that was more than results of steps."""
+        has_news = False
         for member in self._members:
-            session, has_news = member.session, False
-            has_others = num_attached > session.is_attached  # before its events may change that
-            for event in member.link.take_events():
-                has_news = True
+            link, session = member.link, member.session
+            is_due = now >= member.look_at_s
+            if not (is_due or link.has_events):
+                continue
+            for event in link.take_events():
                 session.take(event, now)
-                if session.events:
-                    self._follow_session(member, now)
-            if has_news or now >= member.look_at_s:
-                member.look_at_s = now + LOOK_INTERVAL_S
-                session.look(now, silent_s=self._move_after_s if has_others else inf)
-                if session.events:
-                    self._follow_session(member, now)
+                if not (isinstance(event, StreamMessage) and isinstance(event.message, StepResult)):
+                    is_due = has_news = True
+                has_news |= self._follow_session(member, now)
+            if is_due or not session.is_progressing():
+                has_news |= self._look(member, now)
+        return has_news
 
-    def _follow_session(self, member: Member, now: float) -> None:
-        """Act on a session's events in order; what is done for one may add another."""
-        events = member.session.events
+    def _look(self, member: Member, now: float) -> bool:
+        """Judge an executor's silence; return True if that has a consequence."""
+        member.look_at_s = now + LOOK_INTERVAL_S
+        has_others = self._members.num_attached > member.session.is_attached
+        member.session.look(now, silent_s=self._move_after_s if has_others else inf)
+        return self._follow_session(member, now)
+
+    def _follow_session(self, member: Member, now: float) -> bool:
+        """
+        Act on a session's events in order; what is done for one may add another. Return True if
+        there were others than results of steps.
+        """
+        events, has_others = member.session.events, False
         while events:
-            match event := events.popleft():
-                case StepResult():
-                    self._apply(member, event, now)
+            event = events.popleft()
+            if isinstance(event, StepResult):
+                self._apply(member, event, now)
+                continue
+            has_others = True
+            match event:
                 case SessionOpened():
                     if self._fate.opened(member, event, now):
                         member.session.attach()
@@ -228,6 +262,7 @@ class CoreLoop:
                     self._fate.lost(member, event, now)
                 case ExecutorSeen():
                     self._fate.seen(event, now)
+        return has_others
 
     def _apply(self, member: Member, result: StepResult, now: float) -> None:
         """Apply the result of the oldest step in flight at an executor."""
@@ -261,8 +296,9 @@ class CoreLoop:
     def _plan(self, core: Scheduler, now: float) -> None:
         core.expire(now)
         for member in self._members:
-            if member.port is not None:
-                self._plan_steps(member, member.port, now)
+            port = member.port
+            if port is not None and port.num_inflight < member.most_in_flight:
+                self._plan_steps(member, port, now)
 
     def _plan_steps(self, member: Member, port: ExecutorPort, now: float) -> None:
         """Send an executor as many steps as may be in flight."""
@@ -331,18 +367,26 @@ class CoreLoop:
 
     def _next_due_s(self, now: float) -> float:
         """Return the time at which the next turn is due if no event comes; at the end of a turn."""
-        if self._socket.has_messages or not self._is_running:
+        self._has_mail = self._socket.has_messages
+        if self._has_mail or not self._is_running:
             return now  # more messages came than one turn takes, or some came while sending
-        due = [now + TICK_S]
+        due_s = now + TICK_S
         if self._publisher.has_unsent:
-            due.append(now + RETRY_S)
-        if (drained_s := self._drain.due_s) is not None:
-            due.append(max(drained_s, now + RETRY_S))
-        if (answer_s := self._queries.next_answer_s) is not None:
-            due.append(answer_s)
-        if (given_back_s := self._operations.next_due_s) is not None:
-            due.append(max(given_back_s, now + RETRY_S))
+            due_s = now + RETRY_S
+        if self._settle_at_s <= now:
+            due_s = min(due_s, self._settled_due_s(now))
         core = self._state.core
         if core is not None and (deadline_s := core.next_deadline_s) is not None:
-            due.append(deadline_s)
-        return min(due)
+            due_s = min(due_s, deadline_s)
+        return due_s
+
+    def _settled_due_s(self, now: float) -> float:
+        """Return the time by which a drain, a query or an executor's drain needs a turn."""
+        due_s = inf
+        if (drained_s := self._drain.due_s) is not None:
+            due_s = max(drained_s, now + RETRY_S)
+        if (answer_s := self._queries.next_answer_s) is not None:
+            due_s = min(due_s, answer_s)
+        if (given_back_s := self._operations.next_due_s) is not None:
+            due_s = min(due_s, max(given_back_s, now + RETRY_S))
+        return due_s

@@ -28,6 +28,8 @@ class LoopTurns:
     Attributes:
         count: Number of turns begun; read by the thread that watches the loop.
         made_by: Id of the thread that makes the current turn, or made the last one.
+        is_polled: True in a turn that the polling thread makes for what it has waited for, which
+            may be news of `sources`; other turns are for the news of the thread that makes them.
         polls_until_s: Time at which the polling thread makes the next turn if nothing wakes it.
     """
 
@@ -56,6 +58,7 @@ class LoopTurns:
         self.polls_until_s = 0.0
         self.count = 0
         self.made_by = 0
+        self.is_polled = False
 
     def poll_and_turn(self, wait_s: float) -> None:
         """Wait at most `wait_s` seconds for an event and make one turn."""
@@ -65,7 +68,11 @@ class LoopTurns:
             if self._broken is not None:
                 raise self._broken
             self._is_asked_for = False
-            self._make()
+            self.is_polled = True
+            try:
+                self._make()
+            finally:
+                self.is_polled = False
             self.polls_until_s = self._due_s
         if self._is_asked_for:
             self.turn_now()

@@ -43,6 +43,15 @@ class TestOutput:
         assert [["1", "0"], ["1", "3"], ["20", "0"], ["20", "3"]] == rows
         assert "2000 tokens" in printed
 
+    def test_parts_are_printed_where_they_are_asked_for(self, capsys):
+        """With --parts each row has the time of each part of a turn too."""
+        assert 0 == main(["--running", "4", "--waiting", "0", "--turns", "30", "--parts", "--json"])
+
+        (costs,) = json.loads(capsys.readouterr().out)
+        parts = ["apply_us", "plan_us", "encode_us", "publish_us"]
+        assert [*KEYS, *parts] == list(costs)
+        assert all(costs[part] > 0 for part in parts)
+
     @pytest.mark.parametrize("wrong", ["0", "-1", "many"])
     def test_wrong_counts_are_refused(self, wrong, capsys):
         """

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import select
 import threading
+from dataclasses import replace
 
 import pytest
 
-from tests.scheduler_svc.service.fakes.arithmetic_runner import expected_outputs
+from scheduler_svc.service import loop as loop_module
+from tests.scheduler_svc.service.fakes.arithmetic_runner import GEOMETRY, expected_outputs
 from tests.scheduler_svc.service.service_bench import DEADLINE_S, ServiceBench
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -117,3 +119,69 @@ class TestRun:
         bench.loop.stop(0.0)
         core.join(DEADLINE_S)
         assert bench.link.turn == bench.loop.turns.turn_now
+
+
+class TestTurnsForResults:
+    def test_time_is_looked_at_after_an_interval(self, bench, monkeypatch):
+        """
+        Turns for results alone leave availability, queries and what else depends on the time to a
+        later turn; a message from a frontend has them looked at again.
+        """
+        monkeypatch.setattr(loop_module, "LOOK_INTERVAL_S", 3600.0)
+        num_looks = 0
+        tell = bench.loop._availability.tell
+
+        def count_and_tell() -> None:
+            nonlocal num_looks
+            num_looks += 1
+            tell()
+
+        frontend = bench.frontend()
+        frontend.submit(10, PROMPT, 40)
+        bench.until(lambda: 10 in frontend.tokens)
+        monkeypatch.setattr(bench.loop._availability, "tell", count_and_tell)
+        while len(frontend.tokens[10]) < 20:
+            bench.turn()
+        assert 0 == num_looks
+        frontend.ask("stats")
+        bench.turn()
+        assert 1 == num_looks
+
+    def test_socket_is_asked_once_where_no_message_can_have_woken_the_thread(
+        self, bench, monkeypatch
+    ):
+        """
+        The thread that polls asks for messages before its turn and after it, any other only after.
+        """
+        num_asked = 0
+        socket = type(bench.socket)
+
+        def has_messages(self) -> bool:
+            nonlocal num_asked
+            num_asked += 1
+            return bool(self._gathered)
+
+        bench.frontend()
+        bench.turn()
+        monkeypatch.setattr(socket, "has_messages", property(has_messages))
+        bench.loop.turns.turn_now()
+        assert 1 == num_asked
+        bench.loop.turns.poll_and_turn(0)
+        assert 3 == num_asked
+
+    def test_every_stage_has_its_steps_in_flight(self, make_bench):
+        """An executor of several stages has `window` steps of each lane in flight, at all times."""
+        bench = make_bench(window=2, run_ahead=2)
+        bench.link.boot("boot-1", geometry=replace(GEOMETRY, num_stages=2))
+        frontend = bench.frontend()
+        for stream_id in (1, 2):
+            frontend.submit(stream_id, PROMPT, 40)
+        bench.until(lambda: min(len(frontend.tokens.get(n, ())) for n in (1, 2)) >= 3)
+        bench.link.is_holding = True
+        bench.until(lambda: len(bench.link._pending) == 4)
+        pending = bench.link._pending
+        later = [pending.pop() for _ in range(3)]
+        bench.link.compute()
+        pending.extend(reversed(later))
+        bench.turn()
+        assert 4 == len(bench.session._in_flight)

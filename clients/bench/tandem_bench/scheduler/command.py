@@ -24,6 +24,7 @@ from tandem_bench.command_line import (
 )
 from tandem_bench.scheduler.admission import AdmissionCosts, measure_admission
 from tandem_bench.scheduler.decode_step import StepCosts, measure_decode_step
+from tandem_bench.scheduler.service import PARTS
 
 DEFAULT_RUNNING = (1, 32, 128, 256, 1024)
 FULL_RUNNING = (*DEFAULT_RUNNING, 4096)
@@ -37,18 +38,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; return the exit code."""
     chosen = _parser().parse_args(arguments)
     running = chosen.running or (FULL_RUNNING if chosen.full else DEFAULT_RUNNING)
+    headings = (*_HEADINGS, *(f"{name} us" for name in PARTS if chosen.parts))
     if not chosen.json:
         print_line("One decode-only turn, microseconds of CPU: apply, plan, encode, events out.")
-        print_row(_HEADINGS, _HEADINGS)
+        print_row(headings, headings)
     measured = []
     for num_running in running:
         for num_waiting in chosen.waiting or DEFAULT_WAITING:
             costs = measure_decode_step(
-                num_running, num_waiting, num_turns=chosen.turns, window=chosen.window
+                num_running,
+                num_waiting,
+                num_turns=chosen.turns,
+                window=chosen.window,
+                has_parts=chosen.parts,
             )
             measured.append(costs)
             if not chosen.json:
-                print_row(_cells(costs), _HEADINGS)
+                print_row(_cells(costs), headings)
     if chosen.json:
         print_line(json.dumps([costs.as_json() for costs in measured]))
     else:
@@ -80,12 +86,18 @@ def _parser() -> BenchParser:
     parser.add_argument(
         "--window", type=at_most(MAX_WINDOW), default=1, help="steps in flight, 1 to 16; default: 1"
     )
+    parser.add_argument(
+        "--parts",
+        action="store_true",
+        help="median of each part of a turn too; reading the clock for them makes turns dearer",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
     return parser
 
 
 def _cells(costs: StepCosts) -> tuple[str, ...]:
-    times = (costs.mean_us, costs.median_us, costs.p99_us, costs.wall_median_us)
+    means = (costs.mean_us, costs.median_us, costs.p99_us, costs.wall_median_us)
+    times = (*means, *costs.parts_us.values())
     return str(costs.running), str(costs.waiting), *(f"{time_us:.1f}" for time_us in times)
 
 

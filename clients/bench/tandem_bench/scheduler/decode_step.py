@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tandem.link.batch import Batch
-from tandem_bench.scheduler.service import BLOCK_SIZE, BenchService, TurnCost
+from tandem_bench.scheduler.service import BLOCK_SIZE, PARTS, BenchService, TurnCost
 
 WARM_UP_TURNS = 50
 _SHORTEST_PROMPT = 64
@@ -17,7 +17,12 @@ _TOKENS_LEFT = 64
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Costs of decode-only turns; times in microseconds of CPU but for `wall_median_us`."""
+    """
+    Costs of decode-only turns; times in microseconds of CPU but for `wall_median_us`.
+
+    Attributes:
+        parts_us: Median of each part of a turn, by its name; empty where they are not asked for.
+    """
 
     running: int
     waiting: int
@@ -26,6 +31,7 @@ class StepCosts:
     median_us: float
     p99_us: float
     wall_median_us: float
+    parts_us: dict[str, float]
 
     def as_json(self) -> dict[str, int | float]:
         """Return the row for `--json`."""
@@ -35,11 +41,17 @@ class StepCosts:
             "mean_us": round(self.mean_us, 1),
             "median_us": round(self.median_us, 1),
             "p99_us": round(self.p99_us, 1),
+            **{f"{name}_us": round(part_us, 1) for name, part_us in self.parts_us.items()},
         }
 
 
 def measure_decode_step(
-    num_running: int, num_waiting: int, *, num_turns: int, window: int = 1
+    num_running: int,
+    num_waiting: int,
+    *,
+    num_turns: int,
+    window: int = 1,
+    has_parts: bool = False,
 ) -> StepCosts:
     """
     Run requests of staggered lengths until all decode, then measure turns.
@@ -47,7 +59,7 @@ def measure_decode_step(
     In each turn a sixteenth of the rows begin a new block. All slots are taken, so waiting requests
     cannot be admitted.
     """
-    service = _decoding_service(num_running, num_waiting, num_turns, window)
+    service = _decoding_service(num_running, num_waiting, num_turns, window, has_parts=has_parts)
     costs: list[TurnCost] = []
     for _ in range(WARM_UP_TURNS):
         service.turn()
@@ -56,6 +68,7 @@ def measure_decode_step(
         assert _is_decode_only(batch, num_running)
         costs.append(cost)
     cpu_us = np.array([cost.cpu_us for cost in costs])
+    parts_us = np.median([cost.parts_us for cost in costs], axis=0).tolist()
     return StepCosts(
         running=num_running,
         waiting=num_waiting,
@@ -64,11 +77,12 @@ def measure_decode_step(
         median_us=float(np.median(cpu_us)),
         p99_us=float(np.percentile(cpu_us, 99)),
         wall_median_us=float(np.median([cost.wall_us for cost in costs])),
+        parts_us=dict(zip(PARTS, parts_us, strict=True)) if has_parts else {},
     )
 
 
 def _decoding_service(
-    num_running: int, num_waiting: int, num_turns: int, window: int
+    num_running: int, num_waiting: int, num_turns: int, window: int, *, has_parts: bool
 ) -> BenchService:
     longest_prompt = _SHORTEST_PROMPT + BLOCK_SIZE - 1
     # Many prompts take several steps, in which the first requests already decode.
@@ -82,6 +96,7 @@ def _decoding_service(
         max_num_seqs=num_running + num_waiting,
         max_total_tokens=_step_tokens(num_running),
         window=window,
+        has_parts=has_parts,
     )
     for number in range(num_running + num_waiting):
         prompt_len = _SHORTEST_PROMPT + number % BLOCK_SIZE

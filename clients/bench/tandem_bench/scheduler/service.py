@@ -36,13 +36,25 @@ _FRONTEND = 1
 _DEADLINE_S = 1e6
 _SAMPLING = SamplingParams(temperature=1.0, top_k=0, top_p=0.9, seed=0)
 
+PARTS = ("apply", "plan", "encode", "publish")
+"""Parts of a turn, in this order."""
+
 
 @dataclass(frozen=True, slots=True)
 class TurnCost:
-    """Cost of one turn in microseconds: CPU of the thread, and wall time."""
+    """
+    Cost of one turn in microseconds.
+
+    Attributes:
+        cpu_us: CPU of the thread.
+        wall_us: Wall time.
+        parts_us: CPU of each of `PARTS`; zeros where they are not asked for, as asking for them
+            makes turns dearer.
+    """
 
     cpu_us: float
     wall_us: float
+    parts_us: tuple[float, ...]
 
 
 class Sink:
@@ -76,6 +88,7 @@ class BenchService:
         max_num_seqs: int,
         max_total_tokens: int,
         window: int = 1,
+        has_parts: bool = False,
     ) -> None:
         config = EngineConfig(
             block_size=BLOCK_SIZE,
@@ -103,6 +116,9 @@ class BenchService:
         self._end.on_attached(
             Attached(boot_id=_BOOT_ID, last_received_step_id=0, last_completed_step_id=0)
         )
+        self._has_parts = has_parts
+        self._parts_ns = dict.fromkeys(PARTS, 0)
+        self._part_began_ns = 0
         self._random = np.random.default_rng(0)
         # Drawn once: drawing costs as much as a turn, and would leave its caches cold.
         self._drawn = self.tokens(_NUM_DRAWN * num_slots).reshape(_NUM_DRAWN, num_slots)
@@ -139,30 +155,44 @@ class BenchService:
         """Do one turn; return the last batch that was sent, if any, and the turn's cost."""
         self._now_s += 0.02
         result = self._results.popleft() if self._results else None
+        self._parts_ns = dict.fromkeys(PARTS, 0)
+        self._part_began_ns = time.thread_time_ns()
         wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         batches = self._one_turn(result, self._now_s)
         cpu_ns = time.thread_time_ns() - cpu_ns
         wall_ns = time.perf_counter_ns() - wall_ns
         for step_id, batch in batches:
             self._results.append(self._result(batch, step_id))
-        return batches[-1][1] if batches else None, TurnCost(cpu_ns / 1e3, wall_ns / 1e3)
+        parts_us = tuple(self._parts_ns[name] / 1e3 for name in PARTS)
+        cost = TurnCost(cpu_ns / 1e3, wall_ns / 1e3, parts_us)
+        return batches[-1][1] if batches else None, cost
 
     def _one_turn(self, result: StepResult | None, now: float) -> list[tuple[int, Batch]]:
         core, end, publisher = self.core, self._end, self._publisher
         if result is not None and end.on_result(result):
             core.apply(result, now)
+        self._end_part("apply")
         batches = []
         while end.can_send and core.num_inflight < core.lookahead(USUAL_STEP_S):
             batch = core.schedule(now)
+            self._end_part("plan")
             if batch is None:
                 break
             step_id, _ = end.send(batch, core.state_hash)
+            self._end_part("encode")
             batches.append((step_id, batch))
         events = core.take_events()
         if events:
             publisher.add(events)
         publisher.flush(now)
+        self._end_part("publish")
         return batches
+
+    def _end_part(self, name: str) -> None:
+        """Add the CPU time since the part before to this one, where parts are asked for."""
+        if self._has_parts:
+            self._parts_ns[name] += time.thread_time_ns() - self._part_began_ns
+            self._part_began_ns = time.thread_time_ns()
 
     def _result(self, batch: Batch, step_id: int) -> StepResult:
         for admission in batch.admits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.link.batch import Float32Column, Int32Column, UInt32Column
 from tandem.link.logprobs import LogprobColumns, PromptLogprobColumns
@@ -26,7 +26,7 @@ class RowError:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # never changed; frozen would take three times as long to make
 class StepTimings:
     """Durations of the parts of a step, in nanoseconds on the executor's monotonic clock."""
 
@@ -56,7 +56,7 @@ class StepResult:
     position: Int32Column
     token: Int32Column
     row_errors: tuple[RowError, ...] = ()
-    timings: StepTimings = StepTimings()
+    timings: StepTimings = field(default_factory=StepTimings)
     graph: int = 0
     device_memory_bytes: int = 0
     margin: Float32Column | None = None

@@ -158,6 +158,10 @@ class FakeLink:
     def break_stream(self) -> None:
         pass
 
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
+
     def take_events(self) -> Iterator[LinkEvent]:
         for _ in range(len(self._events)):
             yield self._events.popleft()

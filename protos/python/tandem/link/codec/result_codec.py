@@ -73,15 +73,7 @@ def read_result(message: result_pb2.ExecutionResult) -> StepResult:
         generation=generation,
         position=position,
         token=token,
-        row_errors=tuple(
-            RowError(
-                slot=error.slot,
-                generation=error.generation,
-                kind=known_kind(RowErrorKind, error.kind, f"result.row_errors[{index}].kind"),
-                message=error.message,
-            )
-            for index, error in enumerate(message.row_errors)
-        ),
+        row_errors=_read_row_errors(message) if message.row_errors else (),
         timings=StepTimings(
             queued_ns=timings.queued_ns,
             forward_ns=timings.forward_ns,
@@ -97,6 +89,18 @@ def read_result(message: result_pb2.ExecutionResult) -> StepResult:
             if message.HasField("prompt_logprobs")
             else None
         ),
+    )
+
+
+def _read_row_errors(message: result_pb2.ExecutionResult) -> tuple[RowError, ...]:
+    return tuple(
+        RowError(
+            slot=error.slot,
+            generation=error.generation,
+            kind=known_kind(RowErrorKind, error.kind, f"result.row_errors[{index}].kind"),
+            message=error.message,
+        )
+        for index, error in enumerate(message.row_errors)
     )
 
 

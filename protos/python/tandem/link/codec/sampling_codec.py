@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
@@ -35,9 +38,34 @@ _OPTIONAL = tuple(
 """Parameters whose field may be unset, with the default that it then has."""
 
 
+_OWN = ("seed", "choice")
+"""Parameters that differ between requests which are alike in all others."""
+_SHARED = tuple(param.name for param in fields(SamplingParams) if param.name not in _OWN)
+_shared_values = attrgetter(*_SHARED)
+_KNOWN_PARAMS = 256
+"""Number of different parameters whose messages are kept; most requests use one of a few."""
+
+
 def sampling_message(sampling: SamplingParams) -> batch_pb2.RowSampling:
     """Build the message; params that are off stay unset if an unset field reads as off."""
-    numbers = {name: getattr(sampling, name) for name in _NUMBERS}
+    values = _shared_values(sampling)
+    message = batch_pb2.RowSampling()
+    message.CopyFrom(_shared_message(values, _types_of(values)))
+    message.seed, message.choice = sampling.seed, sampling.choice
+    return message
+
+
+def _types_of(values: tuple[object, ...]) -> tuple[type, ...]:
+    """Return the types of values, as values of different types may be equal."""
+    return tuple(map(type, values))
+
+
+@lru_cache(_KNOWN_PARAMS)
+def _shared_message(values: tuple[object, ...], _types: tuple[type, ...]) -> batch_pb2.RowSampling:
+    """Build the message of params with these values of `_SHARED`; it must not be changed."""
+    shared: dict[str, Any] = dict(zip(_SHARED, values, strict=True))
+    sampling = SamplingParams(**shared)
+    numbers = {name: getattr(sampling, name) for name in _NUMBERS if name not in _OWN}
     message = batch_pb2.RowSampling(**numbers)
     if sampling.end_ids:
         message.end_ids = raw_column(np.array(sampling.end_ids, np.int32), INT32)
@@ -80,11 +108,23 @@ def what_link_refuses(sampling: SamplingParams) -> str | None:
     A scheduler asks this of every request: a batch that is refused ends the session of all.
     """
     try:
-        read_sampling(sampling_message(sampling), "sampling")
-    except SessionLost as error:
-        return error.message
+        values = _shared_values(sampling)
+        own = batch_pb2.RowSampling(seed=sampling.seed, choice=sampling.choice)
+        refusal = _what_is_refused(values, _types_of(values))
     except (OverflowError, TypeError, ValueError) as error:  # what no message can hold
         return f"sampling: {error}"
+    if refusal is None and (own.seed, own.choice) != (sampling.seed, sampling.choice):
+        return f"sampling: seed {sampling.seed} or choice {sampling.choice} is no whole number"
+    return refusal
+
+
+@lru_cache(_KNOWN_PARAMS)
+def _what_is_refused(values: tuple[object, ...], types: tuple[type, ...]) -> str | None:
+    """Return why the other end would refuse params with these values of `_SHARED`, if it would."""
+    try:
+        read_sampling(_shared_message(values, types), "sampling")
+    except SessionLost as error:
+        return error.message
     return None
 
 
