@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
 
 import structlog
@@ -74,7 +75,8 @@ class Driver:
             )
             for port, backend in zip(ports, backends, strict=True)
         ]
-        self._failures_in_a_row = 0
+        self._failures_in_a_row = Counter[int]()
+        """Failed steps since the last applied result of any runner, by the runner's number."""
 
     @property
     def is_suspended(self) -> bool:
@@ -243,7 +245,7 @@ class Driver:
             now = self._accord.now()
             lane.port.apply(result, now)
             self._ledger.settle(self._core, now)
-        self._failures_in_a_row = 0
+        self._failures_in_a_row.clear()
 
     def _recover(self, lane: Lane, error: Exception) -> None:
         """
@@ -269,12 +271,18 @@ class Driver:
             _log.warning("step_failed", runner=lane.port.number, error=repr(error))
             is_blamed = len(self._lanes) > 1 and not isinstance(error, SessionLost)
             lane.port.executor_lost(now, 0 if is_blamed else None)
-            self._failures_in_a_row += 1
-            if any(one.is_under_way for one in self._lanes):
-                return  # a runner that takes longer to compute than this one to fail may be sound
-            if self._failures_in_a_row > MAX_STEP_RETRIES * len(self._lanes):
-                self._core.fail_all(_step_error(error, self._failures_in_a_row), now)
-                self._failures_in_a_row = 0
+            self._failures_in_a_row[lane.port.number] += 1
+            num_failures = self._failures_in_a_row.total()
+            if num_failures > MAX_STEP_RETRIES * len(self._lanes) and not self._may_get_on():
+                self._core.fail_all(_step_error(error, num_failures), now)
+                self._failures_in_a_row.clear()
+
+    def _may_get_on(self) -> bool:
+        """Return True while a step is under way at a runner that has not failed too often."""
+        return any(
+            lane.is_under_way and self._failures_in_a_row[lane.port.number] <= MAX_STEP_RETRIES
+            for lane in self._lanes
+        )
 
 
 def _step_error(error: Exception, num_failures: int) -> TandemError:

@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from scheduler_svc.core.request.options import Routing
-from tandem.errors import OutOfMemory
+from tandem.errors import OutOfMemory, SessionLost
 from tandem_embedded import (
     CoreOptions,
     ExecutionError,
@@ -281,6 +281,31 @@ class TestFailures:
         runners[0].before, runners[1].before = fail, wait
         submit_all(engine)
         check_all(engine)
+
+    def test_requests_fail_where_runners_fail_in_turn(self):
+        """
+        Runners that fail while another computes end with an error too, also where no request is
+        blamed.
+        """
+        engine, runners = fleet()
+        changed = threading.Condition()
+        num_begun = [0, 0]
+
+        def fail(number: int) -> None:
+            other = 1 - number
+            with changed:
+                seen = num_begun[other]
+                num_begun[number] += 1
+                changed.notify_all()
+                changed.wait_for(lambda: num_begun[other] > seen, timeout=1.0)
+            if num_begun[number] < 50:
+                raise SessionLost("device is gone")
+
+        for number, runner in enumerate(runners):
+            runner.before = lambda _batch, number=number: fail(number)
+        submit_all(engine)
+        assert all(request.error is not None for request in engine.run())
+        engine.check_integrity()
 
     def test_request_that_no_runner_survives_fails_alone(self):
         """
