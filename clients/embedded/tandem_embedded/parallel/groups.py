@@ -30,7 +30,7 @@ def process_groups(sizes: ParallelSizes, pg_collection: object) -> ProcessGroups
             takes the whole world if `sizes` ask for ranks.
 
     Raises:
-        InvalidConfig: There is no such group, or it has another size.
+        InvalidConfig: There is no such group, or it has another size, or none of all ranks is told.
     """
     if pg_collection is None and sizes.num_ranks == 1:
         return None
@@ -45,6 +45,12 @@ def process_groups(sizes: ParallelSizes, pg_collection: object) -> ProcessGroups
     else:
         groups = _collected(pg_collection)
     check_ranks(sizes, groups.tensor_size, groups.pipeline_size)
+    if groups.size > 1 and groups.world is None:
+        raise InvalidConfig(
+            f"pg_collection has {groups.size} ranks and no group of them all, in which they agree "
+            "on each step: set its attribute world, or use ProcessGroups.of_tensor or of_stages",
+            field="pg_collection",
+        )
     return None if groups.size == 1 else replace(groups, all_answer=True)
 
 

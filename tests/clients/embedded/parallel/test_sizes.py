@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from executor_svc.parallel.process_groups import ProcessGroups
 from tandem_embedded import ConfigError, InferenceEngine
 from tests.clients.embedded.parallel.fleet import fleet
 
@@ -20,6 +21,14 @@ class TestSizes:
             fleet(2, **{name: 2})
             with pytest.raises(ConfigError, match="data_parallel_size is 3, but 2 backends"):
                 fleet(2, **{name: 3})
+
+    def test_groups_need_one_of_all_ranks(self):
+        """
+        Ranks without a group of them all, which could not agree on steps, are refused.
+        """
+        with pytest.raises(ConfigError, match="no group of them all") as caught:
+            InferenceEngine(pg_collection=ProcessGroups(None, tensor_size=2))
+        assert "pg_collection" == caught.value.field
 
     @pytest.mark.parametrize("size", [0, -1, 1.5, True, "2"])
     @pytest.mark.parametrize(
