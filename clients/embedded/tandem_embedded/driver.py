@@ -111,10 +111,10 @@ class Driver:
                 now = self._accord.now()
                 for lane in self._lanes:
                     lane.plan(now)
+            self._agree_on_plan()
             for lane in self._lanes:
                 lane.start()
-            if self._accord.is_shared:
-                self._meet(self._lanes[0])
+            self._agree_on_results()
             if self._apply_due() or not any(lane.is_due for lane in self._lanes):
                 break
             self._changed.wait(self._patience_s())
@@ -160,14 +160,26 @@ class Driver:
             lane.close()
         self._accord.close()
 
-    def _meet(self, lane: Lane) -> None:
-        """Agree with the other ranks on the planned step, on known results, and on the time."""
+    def _agree_on_plan(self) -> None:
+        """
+        Agree with other ranks, if there are any, that a step is made, and on which. That comes
+        before any of them computes: in a step a rank waits for the others without end.
+        """
+        if self._accord.is_shared:
+            (lane,) = self._lanes
+            self._accord.meet(Call.STEP, (lane.num_steps, lane.port.state_hash))
+
+    def _agree_on_results(self) -> None:
+        """Agree with other ranks, if there are any, on known results and on the time."""
+        if not self._accord.is_shared:
+            return
+        (lane,) = self._lanes
         try:
             results = lane.known()
-        except _EXPECTED as error:
+        except Exception as error:  # also of a bug, after which the ranks are not in step
             raise self._accord.stop(error) from error
         drawn = [(result.slot.tolist(), result.token.tolist()) for result in results]
-        self._accord.meet(Call.STEP, (lane.num_steps, lane.port.state_hash, drawn))
+        self._accord.meet(Call.RESULTS, drawn)
 
     def _apply_due(self) -> bool:
         """Apply the results that are due and have arrived; return True if there were any."""

@@ -33,6 +33,8 @@ class Call(enum.IntEnum):
     PREEMPT = 4
     SUSPEND = 5
     RESUME = 6
+    RESULTS = 7
+    """Not a call, but the end of a step."""
 
 
 class Accord:
@@ -64,7 +66,7 @@ class Accord:
 
     def stop(self, error: Exception) -> TandemError:
         """Let no further call be made after an error, and return what the caller is to be told."""
-        raise NotImplementedError
+        return error if isinstance(error, TandemError) else ExecutorLost(str(error) or repr(error))
 
     def check(self) -> None:
         """Raise ExecutorLost if `stop` was called before."""
@@ -176,5 +178,7 @@ def _difference(rank: int, call: Call, first: Call) -> str:
             f"made {call.name} and rank 0 {first.name}"
         )
     if call is Call.STEP:
-        return f"rank {rank} drew other tokens than rank 0, or planned another step"
+        return f"rank {rank} planned another step than rank 0"
+    if call is Call.RESULTS:
+        return f"rank {rank} drew other tokens than rank 0"
     return f"rank {rank} made {call.name} with other arguments than rank 0"

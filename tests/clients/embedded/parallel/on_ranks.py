@@ -145,6 +145,20 @@ def differing(groups: ProcessGroups, directory: Path) -> list[str]:
     return found
 
 
+def out_of_step(groups: ProcessGroups, directory: Path, number: int) -> str:
+    """Return the error of an engine of which one rank makes a step, and others submit more."""
+    engine = build(directory, pg_collection=groups)
+    engine.submit_request(PROMPTS[0], SEEDED)
+    try:
+        if groups.rank == number:
+            engine.step()
+        else:
+            engine.submit_request(PROMPTS[0], SEEDED)
+    except EngineError as error:
+        return str(error)
+    return ""
+
+
 def failing(groups: ProcessGroups, directory: Path) -> list[str]:
     """Return the errors of an engine whose steps fail on all ranks, where it is used again."""
     engine, found = build(directory, pg_collection=groups), []

@@ -109,6 +109,15 @@ class TestDifferences:
             assert all("has stopped" in text for text in texts[1:])
             assert 3 == len(texts)
 
+    @pytest.mark.parametrize("number", [0, 1])
+    def test_step_of_one_rank_alone_ends_the_engine(self, ranks: RankPool, model_dir, number):
+        """
+        Where one rank makes a step and another one submits, neither waits for the other.
+        """
+        made = ["STEP" if rank == number else "SUBMIT" for rank in range(2)]
+        wanted = f"rank 1 made {made[1]} and rank 0 {made[0]}"
+        assert all(wanted in text for text in ranks.run(2, on_ranks.out_of_step, model_dir, number))
+
     def test_failed_step_ends_the_engine(self, ranks: RankPool, model_dir):
         """
         No step is computed again, as ranks could stop at different places.

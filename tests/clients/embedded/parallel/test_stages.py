@@ -125,6 +125,15 @@ class TestDifferences:
         for texts in ranks.run_stages((1, 2), on_ranks.differing, model_dir):
             assert "rank 1 made SUBMIT with other arguments" in texts[0]
             assert all("has stopped" in text for text in texts[1:])
+            assert 3 == len(texts)
+
+    @pytest.mark.parametrize("number", [0, 1])
+    def test_step_of_one_stage_alone_ends_the_engine(self, ranks: RankPool, model_dir, number):
+        """
+        Where one stage makes a step and another one submits, neither waits for the other.
+        """
+        for text in ranks.run_stages((1, 2), on_ranks.out_of_step, model_dir, number):
+            assert "must make the same calls in the same order" in text
 
     def test_failed_step_ends_the_engine(self, ranks: RankPool, model_dir):
         """
