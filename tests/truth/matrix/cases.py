@@ -61,13 +61,3 @@ PAIRWISE = [
     )
 ]
 """Cases in which any two values of any two of family, tp, pp and dp meet."""
-
-EVERYDAY = [
-    Case(family="qwen2_window", tp=1, pp=2, dp=2),
-    Case(family="llama_mqa", tp=2, pp=1, dp=2),
-    Case(family="qwen3", tp=2, pp=2, dp=1),
-]
-"""
-Those of at most four processes in which each two ways of using more than one process meet, and
-ranks share a key head. Steps of four ranks wait long for each other on few cores.
-"""

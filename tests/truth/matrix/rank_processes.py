@@ -133,7 +133,9 @@ class RankedExecutor:
         left = dict.fromkeys(self._ranks, self._num_unanswered)
         answers: dict[Connection, Any] = {}
         while left:
-            ready = [pipe for pipe in left if pipe in connection.wait(left, ANSWER_S)]
+            ready = [
+                pipe for pipe in connection.wait(left, ANSWER_S) if isinstance(pipe, Connection)
+            ]
             assert ready, f"no rank answers to {name}"
             for pipe in ready:
                 answers[pipe], error = pipe.recv()
