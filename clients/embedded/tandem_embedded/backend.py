@@ -56,7 +56,8 @@ class Backend:
         defaults: Sampling defaults for requests that set none.
         num_host_blocks: Number of host blocks that preempted requests can be swapped to.
         device: Device of the runner, which its thread is to use.
-        num_stages: Number of stages of the model; with several the runner is a `LaunchingRunner`.
+        num_stages: Number of stages of the model; with several the runner must be a
+            `LaunchingRunner`, which the engine checks.
     """
 
     runner: Runner

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from typing import ParamSpec, TypeVar
 
 from scheduler_svc.core.executor_port import ExecutorPort
-from tandem.errors import SessionLost
+from tandem.errors import InvalidConfig, SessionLost
 from tandem.link.batch import Batch
 from tandem.link.results import StepResult
 from tandem_embedded.backend import Backend, LaunchingRunner
+from tandem_embedded.parallel.under_way import Computing, Launched, StepUnderWay
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
@@ -28,7 +29,7 @@ class Lane:
 
     Attributes:
         port: Port of the core.
-        runner: Runner, which is called by `call` alone.
+        runner: Runner, which others call by `call` alone.
         num_steps: Number of steps that were sent to the runner.
     """
 
@@ -48,16 +49,28 @@ class Lane:
             window: Number of steps planned before the first of them is applied, at least 1.
             is_alone: True for the only runner of an engine.
             on_done: Called after each step, on the runner's thread.
+
+        Raises:
+            InvalidConfig: A model of several stages has a runner that cannot launch steps.
         """
         self.port = port
         self.runner = backend.runner
         self.num_steps = 0
         self._window = window
-        self._is_staged = backend.num_stages > 1
+        self._launching: LaunchingRunner | None = None
+        """The runner again, if its model has several stages: it launches steps, in lanes."""
+        if backend.num_stages > 1:
+            if not isinstance(backend.runner, LaunchingRunner):
+                raise InvalidConfig(
+                    f"a backend of {backend.num_stages} stages needs a runner with a method launch "
+                    "(LaunchingRunner)",
+                    field="backend",
+                )
+            self._launching = backend.runner
         self._on_done = on_done
         self._worker = _inline(backend.device) if is_alone else _thread(port.number, backend.device)
         self._planned: tuple[Batch, int] | None = None
-        self._under_way: deque[Future[StepResult]] = deque()
+        self._under_way: deque[StepUnderWay] = deque()
         self._num_ahead = 0
         """Number of steps under way whose results are not due."""
         self._has_failed = False
@@ -66,7 +79,7 @@ class Lane:
     def plan(self, now: float) -> None:
         """Plan the next step, unless results are due first; the core's lock is held."""
         # The core of an engine counts its window for each lane.
-        window = self.port.lookahead(0.0) if self._is_staged else self._window
+        window = self._window if self._launching is None else self.port.lookahead(0.0)
         self._num_ahead = window - 1
         if self._has_failed or len(self._under_way) >= window:
             return
@@ -85,11 +98,11 @@ class Lane:
     def send(self, batch: Batch, state_hash: int) -> None:
         """Let the runner compute a batch, after which its slots have this hash."""
         self.num_steps += 1
-        if self._is_staged:
-            self._under_way.append(self._launched(batch, state_hash))
+        if self._launching is not None:
+            self._under_way.append(self._launched(self._launching, batch, state_hash))
             return
         future = self._worker.submit(self._compute, batch, state_hash, self.num_steps)
-        self._under_way.append(future)
+        self._under_way.append(Computing(future))
         future.add_done_callback(lambda _: self._on_done())
 
     @property
@@ -100,7 +113,7 @@ class Lane:
 
     def try_take(self) -> StepResult | None:
         """Return the next result that is due and has arrived; raises the error of a failed step."""
-        if not self.is_due or not self._under_way[0].done():
+        if not self.is_due or not self._under_way[0].has_arrived:
             return None
         return self._under_way.popleft().result()
 
@@ -119,7 +132,7 @@ class Lane:
         due where stages have newer steps under way. Raises the error of a failed step.
         """
         num_due = len(self._under_way) - self._num_ahead
-        if self._is_staged and not self._has_failed:
+        if self._launching is not None and not self._has_failed:
             return [step.result() for step in islice(self._under_way, max(0, num_due))]
         return [self._under_way[-1].result()] if self._under_way else []
 
@@ -132,30 +145,33 @@ class Lane:
     def start_over(self) -> None:
         """Drop all steps and clear the runner."""
         self._planned = None
-        wait(self._under_way)
+        for step in self._under_way:
+            step.settle()
         self._under_way.clear()
         self.call(self.runner.reset)
         self._has_failed = False
 
     def close(self) -> None:
-        """Drop all steps and the runner, and end its thread after the step that it computes."""
-        if self._is_staged and not self._has_failed:
+        """
+        Drop all steps and the runner, and end its thread after the step that it computes; steps
+        that are launched are waited for.
+        """
+        if self._launching is not None and not self._has_failed:
             for step in self._under_way:
-                step.exception()  # other stages wait until what they sent is taken
+                step.settle()  # other stages wait until what they sent is taken
         self._worker.shutdown(cancel_futures=True)
         self._under_way.clear()
+        self._launching = None
         self.__dict__.pop("runner", None)
 
-    def _launched(self, batch: Batch, state_hash: int) -> Future[StepResult]:
-        step = _Launched()
+    def _launched(self, runner: LaunchingRunner, batch: Batch, state_hash: int) -> StepUnderWay:
         try:
-            assert isinstance(self.runner, LaunchingRunner)
-            step.collect = self.runner.launch(batch, self.num_steps)
+            collect = runner.launch(batch, self.num_steps)
             self._check_hash(state_hash, self.num_steps)
-        except Exception as error:  # noqa: BLE001  # raised again by `Future.result`
+        except Exception as error:  # noqa: BLE001  # raised again where its result is asked for
             self._has_failed = True
-            step.set_exception(error)
-        return step
+            return Launched(partial(_fail, error))
+        return Launched(collect)
 
     def _check_hash(self, state_hash: int, step_id: int) -> None:
         if self.runner.state_hash != state_hash:
@@ -173,32 +189,8 @@ class Lane:
         return result
 
 
-class _Launched(Future[StepResult]):
-    """A step that a runner has begun; to ask for its result is to wait for it."""
-
-    collect: Callable[[], StepResult]
-
-    def done(self) -> bool:
-        """Return True: to ask is to wait."""
-        return True
-
-    def result(self, timeout: float | None = None) -> StepResult:
-        """See `Future.result`."""
-        self._settle()
-        return super().result(timeout)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """See `Future.exception`."""
-        self._settle()
-        return super().exception(timeout)
-
-    def _settle(self) -> None:
-        if super().done():
-            return
-        try:
-            self.set_result(self.collect())
-        except Exception as error:  # noqa: BLE001  # raised again by `Future.result`
-            self.set_exception(error)
+def _fail(error: Exception) -> StepResult:
+    raise error
 
 
 class _Inline(Executor):

@@ -1,0 +1,126 @@
+"""Runners that launch steps before earlier results are known, in one process, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tandem.errors import OutOfMemory
+from tandem.link.batch import Batch
+from tandem.link.results import StepResult
+from tandem_embedded import Backend, ConfigError, GenerationParams, InferenceEngine, SimpleTokenizer
+from tandem_embedded.backend import geometry_of
+from tests.clients.embedded.fake_backend import VOCAB_SIZE, FakeRunner, expected
+from tests.clients.embedded.parallel.fleet import CONFIG, by_id
+
+EIGHT = GenerationParams(max_tokens=8)
+PROMPTS = [f"prompt {number:02}" for number in range(8)]
+
+
+class LaunchingRunner(FakeRunner):
+    """A runner that launches; each error in `fail_at_end` is raised where a result is asked for."""
+
+    def __init__(self, *given: object) -> None:
+        super().__init__(*given)
+        self.fail_at_end: list[Exception | None] = []
+        self.num_under_way = self.most_under_way = 0
+
+    def launch(self, batch: Batch, step_id: int) -> Callable[[], StepResult]:
+        result = self.execute(batch, step_id)
+        error = self.fail_at_end.pop(0) if self.fail_at_end else None
+        self.num_under_way += 1
+        self.most_under_way = max(self.most_under_way, self.num_under_way)
+
+        def collect() -> StepResult:
+            self.num_under_way -= 1
+            if error is not None:
+                raise error
+            return result
+
+        return collect
+
+
+def staged(
+    runner: type[FakeRunner] = LaunchingRunner, num_stages: int = 2, **settings
+) -> tuple[InferenceEngine, FakeRunner]:
+    """Return an engine over one fake runner of so many stages."""
+    made = runner(geometry_of(CONFIG))
+    backend = Backend(
+        runner=made,
+        num_slots=CONFIG.max_batch_size,
+        max_positions=CONFIG.max_model_len,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=(),
+        num_stages=num_stages,
+    )
+    settings = {"tokenizer": SimpleTokenizer()} | settings
+    return InferenceEngine(CONFIG, backend=backend, **settings), made
+
+
+def submit_all(engine: InferenceEngine) -> None:
+    for prompt in PROMPTS:
+        engine.submit_request(prompt, EIGHT)
+
+
+def check_all(engine: InferenceEngine) -> None:
+    """Check that all requests get their tokens, and that nothing is left behind."""
+    found = [request.output_tokens for request in by_id(engine.run())]
+    assert [expected(prompt, 8) for prompt in PROMPTS] == found
+    assert 0 == engine.get_memory_stats().used_blocks
+    engine.check_integrity()
+
+
+@pytest.mark.parametrize("num_stages", [2, 3])
+@pytest.mark.parametrize("window", [1, 2])
+def test_steps_of_all_lanes_are_under_way_at_once(num_stages, window):
+    """
+    Of a model of several stages as many steps are launched ahead as keep all of them busy, and
+    every request gets its tokens.
+    """
+    engine, runner = staged(num_stages=num_stages, window=window)
+    submit_all(engine)
+    check_all(engine)
+    assert num_stages <= runner.most_under_way <= num_stages * window
+    assert 0 == runner.num_under_way
+
+
+@pytest.mark.parametrize("error", [RuntimeError("device"), OutOfMemory("full")])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_step_that_fails_costs_no_request(error, is_late):
+    """
+    Where a step fails as it is launched, or later with others launched behind it, all that is under
+    way is waited for, and its requests are computed again.
+    """
+    engine, runner = staged()
+    submit_all(engine)
+    for _ in range(4):
+        engine.step()
+    if is_late:
+        runner.fail_at_end = [error]
+    else:
+        runner.fail_next = [error]
+    check_all(engine)
+    assert 1 == runner.num_resets
+    assert 0 == runner.num_under_way
+
+
+def test_closing_waits_for_what_is_launched():
+    """
+    An engine that is closed with steps under way leaves none behind.
+    """
+    engine, runner = staged()
+    submit_all(engine)
+    engine.step()
+    assert runner.num_under_way
+    engine.close()
+    assert 0 == runner.num_under_way
+
+
+def test_runner_that_cannot_launch_is_refused():
+    """
+    A backend of several stages needs a runner that launches, and the error names it.
+    """
+    with pytest.raises(ConfigError, match="2 stages needs a runner with a method launch") as caught:
+        staged(FakeRunner)
+    assert "backend" == caught.value.field
