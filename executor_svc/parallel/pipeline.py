@@ -94,7 +94,7 @@ class StageLink:
         self._hidden_sent.keep([_sending(hidden.contiguous(), destination, self._groups.pipeline)])
 
     def send_back(self, tokens: Tensor, others: Sequence[Tensor]) -> None:
-        """Send a step's tokens from the last stage to all before, and others to who answers."""
+        """Send a step's tokens from the last stage to all before, others to those that answer."""
         group = self._groups.tokens
         sent = [(tokens, stage) for stage in range(self._last)]
         answering = range(self._last if self._groups.all_answer else 1)

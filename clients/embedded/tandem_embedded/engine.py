@@ -255,7 +255,8 @@ class InferenceEngine(EngineQueries):
     def step(self) -> list[CompletedRequest]:
         """
         Plan and compute one step, or with several runners until the first of them is done with one;
-        return the requests that completed, each once.
+        return the requests that completed, each once. Of a model with several stages results come
+        some steps later, when they are due.
 
         Raises:
             SchedulerError: The engine is suspended or closed.

@@ -11,7 +11,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// Failure of a call: the gRPC status to which it derefs, and what Tandem tells in its details. A
 /// connection that broke, or could not be made, is `Unavailable` without a reason.
-// With the beginning of the field's path that leads to the caller's request.
+// The second field is the beginning of a field's path, which leads to the caller's request.
 #[derive(Clone, Debug)]
 pub struct Error(Status, &'static str);
 

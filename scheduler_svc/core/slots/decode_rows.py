@@ -1,10 +1,10 @@
 """
-Rows of a step in which the same slots decode as in the step before.
+Rows of a step in which the same slots decode as in the step before of the same lane.
 
 Most steps compute one token for the same requests as the last one. The data that such steps share
 is kept in one object, made when a slot starts or stops decoding, and a step then costs a few array
 operations however much is known of each row. Its `version` tells code that a step repeats the rows
-of the one before. The rows that need a block are known in advance: each row fills a block every
+of an earlier one. The rows that need a block are known in advance: each row fills a block every
 `block_size` steps.
 """
 

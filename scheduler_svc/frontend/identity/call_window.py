@@ -14,7 +14,7 @@ _GROW = 0.1
 
 
 class FewGuard:
-    """Which tenant with few began a call last: others leave it room for `GUARD_S`. Pure."""
+    """Memory of the tenant with few that began a call last; others leave it room for `GUARD_S`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """

@@ -20,8 +20,8 @@ TRANSFER_S = 1800.0
 
 def process_groups(sizes: ParallelSizes, pg_collection: object) -> ProcessGroups | None:
     """
-    Return the ranks that share the model, in a group of their own; None where this process has all
-    of it. All ranks call it together.
+    Return the ranks that share the model; None where this process has all of it. Groups are formed
+    where none are given. All ranks call it together.
 
     Args:
         sizes: Sizes as given.

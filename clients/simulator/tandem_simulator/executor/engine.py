@@ -137,7 +137,7 @@ class Engine:
         return start_s, free_s[-1]
 
     def step_at(self, now: float) -> int | None:
-        """Return the index among those under way of the step that is being computed, if any."""
+        """Return the index among those under way of the oldest step being computed, if any."""
         for index, flight in enumerate(self.flights):
             if flight.start_s <= now < flight.done_s:
                 return index

@@ -27,8 +27,8 @@ def summarize(
     Return all numbers as plain values for JSON; a percentile of no values is None.
 
     Times are seconds; percentiles interpolate linearly, as numpy's do by default. The mean rows,
-    decodes and tokens of steps weigh each step by its duration. Steps that were lost with their
-    executor count nowhere.
+    decodes and tokens of steps weigh each step by its duration; of an executor with several stages
+    that is the time of one stage. Steps that were lost with their executor count nowhere.
     """
     sent = slice(0, recorder.num_sent)
     arrival_s, end_s = recorder.arrival_s[sent], recorder.end_s[sent]
