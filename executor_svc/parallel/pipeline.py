@@ -65,6 +65,7 @@ class StageLink:
         """
         self._groups = groups
         self._last = groups.pipeline_size - 1
+        self._answering = range(self._last if groups.all_answer else 1)
         self._hidden_sent, self._tokens_sent = _Outbox(), _Outbox()
 
     @property
@@ -79,8 +80,8 @@ class StageLink:
 
     @property
     def answers(self) -> bool:
-        """True for a stage that gives the results of steps."""
-        return self.is_first or self.is_last or self._groups.all_answer
+        """True for a stage before the last one that gives the results of steps."""
+        return self._groups.pipeline_rank in self._answering
 
     def receive_hidden(self, target: Tensor) -> Tensor:
         """Fill `target` with the hidden states of the stage before, and return it."""
@@ -97,8 +98,7 @@ class StageLink:
         """Send a step's tokens from the last stage to all before, others to those that answer."""
         group = self._groups.tokens
         sent = [(tokens, stage) for stage in range(self._last)]
-        answering = range(self._last if self._groups.all_answer else 1)
-        sent += [(each.contiguous(), stage) for stage in answering for each in others]
+        sent += [(each.contiguous(), stage) for stage in self._answering for each in others]
         self._tokens_sent.keep([_sending(*each, group) for each in sent if each[0].numel()])
 
     def receive_back(self, tensors: Sequence[Tensor]) -> Arrival:

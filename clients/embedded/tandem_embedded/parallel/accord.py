@@ -94,6 +94,7 @@ class RanksAccord(Accord):
         known = (groups.tensor, groups.pipeline, groups.tokens, groups.world)
         self._groups = tuple(dict.fromkeys(one for one in known if one is not None))
         self._now = 0.0
+        self._is_closed = False
         self._stopped: str | None = None
         self.meet(Call.STEP)
 
@@ -104,7 +105,7 @@ class RanksAccord(Accord):
     def meet(self, call: Call, facts: object = None, seed: int = 0) -> int:
         """See `Accord.meet`."""
         self.check()
-        if self._group is None:
+        if self._is_closed:
             return seed
         clock = struct.unpack("<q", struct.pack("<d", self._clock()))[0]
         own = [int(call), _digest(facts), clock, seed - (seed >> 63 << 64)]
@@ -139,6 +140,7 @@ class RanksAccord(Accord):
         """See `Accord.close`; nothing of the engine refers to the groups then."""
         from torch import distributed  # noqa: PLC0415  # there are groups, so it is there
 
+        self._is_closed = True
         groups, self._groups, self._group = self._groups, (), None
         for group in groups:
             if self._is_own and distributed.is_initialized():

@@ -81,7 +81,8 @@ def _collected(pg_collection: object) -> ProcessGroups:
     # These import PyTorch, as in `process_groups`.
     from torch import distributed  # noqa: PLC0415
 
-    from executor_svc.parallel.process_groups import SINGLE, ProcessGroups  # noqa: PLC0415  # PyTorch
+    from executor_svc.parallel.collectives import AllRanks  # noqa: PLC0415  # PyTorch
+    from executor_svc.parallel.process_groups import SINGLE, ProcessGroups  # noqa: PLC0415
 
     tensor, stages = getattr(pg_collection, "tp", None), getattr(pg_collection, "pp", None)
     if not isinstance(tensor, distributed.ProcessGroup):
@@ -98,11 +99,11 @@ def _collected(pg_collection: object) -> ProcessGroups:
         whole = whole if isinstance(whole, distributed.ProcessGroup) else distributed.group.WORLD
         assert whole is not None  # there are groups, so there is a world
         groups = ProcessGroups.of_groups(tensor, stages, whole)
-        if (distributed.get_rank(whole), distributed.get_world_size(whole)) == (
-            groups.rank,
-            groups.size,
-        ):
-            return groups
+        if distributed.get_world_size(whole) == groups.size:
+            # In groups of another order some ranks have their places, and are to be refused too.
+            is_in_place = distributed.get_rank(whole) == groups.rank
+            if all(AllRanks(groups).all_of(is_in_place)):
+                return groups
         message = (
             f"the group mp of pg_collection, or the world without one, must have the {groups.size} "
             "processes of tp x pp, those of a stage next to each other"

@@ -51,7 +51,8 @@ class Lane:
             on_done: Called after each step, on the runner's thread.
 
         Raises:
-            InvalidConfig: A model of several stages has a runner that cannot launch steps.
+            InvalidConfig: A model of several stages has a runner that cannot launch steps, or is
+                one of several in this process.
         """
         self.port = port
         self.runner = backend.runner
@@ -64,6 +65,12 @@ class Lane:
                 raise InvalidConfig(
                     f"a backend of {backend.num_stages} stages needs a runner with a method launch "
                     "(LaunchingRunner)",
+                    field="backend",
+                )
+            if not is_alone:
+                raise InvalidConfig(
+                    f"a backend of {backend.num_stages} stages must be the only one: start one "
+                    "engine for each model",
                     field="backend",
                 )
             self._launching = backend.runner

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Protocol
 
+from tandem.errors import SessionLost
 from tandem.link.results import StepResult
 
 
@@ -54,14 +55,14 @@ class Launched:
             collect: Waits for the result; called once. Raises the error of a failed step.
         """
         self._collect: Callable[[], StepResult] | None = collect
-        self._ended: StepResult | Exception | None = None
+        # An interruption, such as Ctrl-C, ends the wait without another outcome.
+        self._ended: StepResult | Exception = SessionLost("waiting for a step was interrupted")
 
     def result(self) -> StepResult:
         """See `StepUnderWay.result`."""
         self.settle()
         if isinstance(self._ended, Exception):
             raise self._ended
-        assert self._ended is not None
         return self._ended
 
     def settle(self) -> None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tandem.engine_config import EngineConfig
+from tandem.errors import SessionLost
 from tandem.link.batch import Batch
 from tandem.link.results import StepResult
 from tandem_embedded import Backend, GenerationParams, InferenceEngine, SimpleTokenizer
 from tandem_embedded.backend import geometry_of
 from tandem_embedded.results import CompletedRequest
-from tests.clients.embedded.fake_backend import VOCAB_SIZE, FakeRunner
+from tests.clients.embedded.fake_backend import VOCAB_SIZE, FakeRunner, expected
 
 CONFIG = EngineConfig(
     block_size=4, max_num_blocks=64, max_batch_size=4, max_model_len=128, max_total_tokens=32
 )
+EIGHT = GenerationParams(max_tokens=8)
+SHORT_PROMPTS = [f"prompt {number:02}" for number in range(16)]
+
+TURN_S = 30.0
+"""Seconds that a runner waits for another one's step; long on a busy machine."""
 
 
 class WatchedRunner(FakeRunner):
@@ -26,6 +33,38 @@ class WatchedRunner(FakeRunner):
     def execute(self, batch: Batch, step_id: int) -> StepResult:
         self.before(batch)
         return super().execute(batch, step_id)
+
+
+class Turns:
+    """
+    Two runners whose steps fail, each once the other has begun another one; after so many failures,
+    or after `end`, their steps are sound.
+    """
+
+    def __init__(self, num_failures: int) -> None:
+        self._left = num_failures
+        self._begun = [0, 0]
+        self._changed = threading.Condition()
+
+    def fail(self, number: int) -> None:
+        """Raise the error of a runner's step, in its turn."""
+        other = 1 - number
+        with self._changed:
+            self._begun[number] += 1
+            self._changed.notify_all()
+            wanted = self._begun[number] + number  # the first runner fails first
+            assert self._changed.wait_for(
+                lambda: not self._left or self._begun[other] >= wanted, TURN_S
+            )
+            if self._left:
+                self._left -= 1
+                raise SessionLost("a step failed in its turn")
+
+    def end(self) -> None:
+        """Let all steps be sound from now on."""
+        with self._changed:
+            self._left = 0
+            self._changed.notify_all()
 
 
 def fleet(
@@ -50,6 +89,20 @@ def fleet(
 def by_id(completed: Sequence[CompletedRequest]) -> list[CompletedRequest]:
     """Return the requests in the order in which they were submitted."""
     return sorted(completed, key=lambda request: request.request_id)
+
+
+def submit_all(engine: InferenceEngine) -> None:
+    """Submit as many requests as keep several runners busy."""
+    for prompt in SHORT_PROMPTS:
+        engine.submit_request(prompt, EIGHT)
+
+
+def check_all(engine: InferenceEngine) -> None:
+    """Check that all of these requests get their tokens, and that nothing is left behind."""
+    found = [request.output_tokens for request in by_id(engine.run())]
+    assert [expected(prompt, 8) for prompt in SHORT_PROMPTS] == found
+    assert 0 == engine.get_memory_stats().used_blocks
+    engine.check_integrity()
 
 
 PROMPTS = [f"The quick brown fox {number} jumps over" for number in range(6)]

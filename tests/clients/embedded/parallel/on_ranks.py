@@ -129,6 +129,12 @@ def refusal_of_part(groups: ProcessGroups, directory: Path) -> str:
     return refusal(groups, directory, pg_collection=collected)
 
 
+def refusal_of_transposed(groups: ProcessGroups, directory: Path) -> str:
+    """Return the error of an engine over groups of which tp and pp are exchanged."""
+    collected = SimpleNamespace(tp=groups.pipeline, pp=groups.tensor, mp=groups.world)
+    return refusal(groups, directory, pg_collection=collected)
+
+
 def differing(groups: ProcessGroups, directory: Path) -> list[str]:
     """Return the errors of an engine whose ranks are asked for different things, then driven."""
     engine, found = build(directory, pg_collection=groups), []

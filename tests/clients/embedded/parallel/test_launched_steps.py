@@ -9,13 +9,10 @@ import pytest
 from tandem.errors import OutOfMemory
 from tandem.link.batch import Batch
 from tandem.link.results import StepResult
-from tandem_embedded import Backend, ConfigError, GenerationParams, InferenceEngine, SimpleTokenizer
+from tandem_embedded import Backend, ConfigError, InferenceEngine, SimpleTokenizer
 from tandem_embedded.backend import geometry_of
-from tests.clients.embedded.fake_backend import VOCAB_SIZE, FakeRunner, expected
-from tests.clients.embedded.parallel.fleet import CONFIG, by_id
-
-EIGHT = GenerationParams(max_tokens=8)
-PROMPTS = [f"prompt {number:02}" for number in range(8)]
+from tests.clients.embedded.fake_backend import VOCAB_SIZE, FakeRunner
+from tests.clients.embedded.parallel.fleet import CONFIG, check_all, submit_all
 
 
 class LaunchingRunner(FakeRunner):
@@ -46,29 +43,20 @@ def staged(
 ) -> tuple[InferenceEngine, FakeRunner]:
     """Return an engine over one fake runner of so many stages."""
     made = runner(geometry_of(CONFIG))
-    backend = Backend(
-        runner=made,
+    settings = {"tokenizer": SimpleTokenizer()} | settings
+    return InferenceEngine(CONFIG, backend=backend_of(made, num_stages), **settings), made
+
+
+def backend_of(runner: FakeRunner, num_stages: int) -> Backend:
+    """Return a runner with its limits."""
+    return Backend(
+        runner=runner,
         num_slots=CONFIG.max_batch_size,
         max_positions=CONFIG.max_model_len,
         vocab_size=VOCAB_SIZE,
         eos_token_ids=(),
         num_stages=num_stages,
     )
-    settings = {"tokenizer": SimpleTokenizer()} | settings
-    return InferenceEngine(CONFIG, backend=backend, **settings), made
-
-
-def submit_all(engine: InferenceEngine) -> None:
-    for prompt in PROMPTS:
-        engine.submit_request(prompt, EIGHT)
-
-
-def check_all(engine: InferenceEngine) -> None:
-    """Check that all requests get their tokens, and that nothing is left behind."""
-    found = [request.output_tokens for request in by_id(engine.run())]
-    assert [expected(prompt, 8) for prompt in PROMPTS] == found
-    assert 0 == engine.get_memory_stats().used_blocks
-    engine.check_integrity()
 
 
 @pytest.mark.parametrize("num_stages", [2, 3])
@@ -123,4 +111,14 @@ def test_runner_that_cannot_launch_is_refused():
     """
     with pytest.raises(ConfigError, match="2 stages needs a runner with a method launch") as caught:
         staged(FakeRunner)
+    assert "backend" == caught.value.field
+
+
+def test_stages_beside_another_runner_are_refused():
+    """
+    A backend of several stages is the only one of its engine.
+    """
+    backends = [backend_of(LaunchingRunner(geometry_of(CONFIG)), 2) for _ in range(2)]
+    with pytest.raises(ConfigError, match="2 stages must be the only one") as caught:
+        InferenceEngine(CONFIG, backend=backends, tokenizer=SimpleTokenizer())
     assert "backend" == caught.value.field

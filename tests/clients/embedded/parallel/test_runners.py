@@ -10,39 +10,31 @@ from itertools import count
 import pytest
 
 from scheduler_svc.core.request.options import Routing
-from tandem.errors import OutOfMemory, SessionLost
+from scheduler_svc.core.scheduler import Scheduler
+from tandem.errors import OutOfMemory, TandemError
 from tandem_embedded import (
     CoreOptions,
     ExecutionError,
     FinishReason,
-    GenerationParams,
-    InferenceEngine,
     SchedulerError,
 )
 from tests.clients.embedded.fake_backend import expected
-from tests.clients.embedded.parallel.fleet import by_id, fleet
+from tests.clients.embedded.parallel.fleet import (
+    EIGHT,
+    SHORT_PROMPTS,
+    Turns,
+    by_id,
+    check_all,
+    fleet,
+    submit_all,
+)
 
-EIGHT = GenerationParams(max_tokens=8)
-PROMPTS = [f"prompt {number:02}" for number in range(16)]
 ENOUGH_S = 30.0
 
 
 def threads_of_runners() -> set[threading.Thread]:
     """Return the threads of all engines; those of forgotten ones end some time."""
     return {one for one in threading.enumerate() if one.name.startswith("tandem-runner")}
-
-
-def submit_all(engine: InferenceEngine) -> None:
-    for prompt in PROMPTS:
-        engine.submit_request(prompt, EIGHT)
-
-
-def check_all(engine: InferenceEngine) -> None:
-    """Check that all requests get their tokens, and that nothing is left behind."""
-    found = [request.output_tokens for request in by_id(engine.run())]
-    assert [expected(prompt, 8) for prompt in PROMPTS] == found
-    assert 0 == engine.get_memory_stats().used_blocks
-    engine.check_integrity()
 
 
 class TestServing:
@@ -129,7 +121,7 @@ class TestServing:
         for number in aborted:
             engine.abort(number)
         for request in engine.run():
-            wanted = expected(PROMPTS[request.request_id], 8)
+            wanted = expected(SHORT_PROMPTS[request.request_id], 8)
             if request.request_id in aborted:
                 assert FinishReason.CANCELLED is request.finish_reason
                 assert wanted[: request.generated_tokens] == request.output_tokens
@@ -147,13 +139,13 @@ class TestServing:
         def stream(prompt: str) -> None:
             found[prompt] = "".join(piece.text for piece in engine.stream(prompt, EIGHT))
 
-        threads = [threading.Thread(target=stream, args=(prompt,)) for prompt in PROMPTS]
+        threads = [threading.Thread(target=stream, args=(prompt,)) for prompt in SHORT_PROMPTS]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(ENOUGH_S)
         decode = engine.tokenizer.decode
-        assert {prompt: decode(expected(prompt, 8)) for prompt in PROMPTS} == found
+        assert {prompt: decode(expected(prompt, 8)) for prompt in SHORT_PROMPTS} == found
         assert all(sum(runner.row_counts) for runner in runners)
 
     @pytest.mark.parametrize("routing", [Routing.LONGEST_PREFIX, Routing.FIRST_PREFIX_BLOCK])
@@ -283,30 +275,28 @@ class TestFailures:
         submit_all(engine)
         check_all(engine)
 
-    def test_requests_fail_where_runners_fail_in_turn(self):
+    def test_requests_fail_where_runners_fail_in_turn(self, monkeypatch):
         """
-        Runners that fail while another computes end with an error too, also where no request is
-        blamed.
+        Runners that only fail end all requests, also where each fails while the other computes and
+        no request is blamed; the engine can be used once they work.
         """
         engine, runners = fleet()
-        changed = threading.Condition()
-        num_begun = [0, 0]
+        turns = Turns(num_failures=40)
+        fail_all = Scheduler.fail_all
 
-        def fail(number: int) -> None:
-            other = 1 - number
-            with changed:
-                seen = num_begun[other]
-                num_begun[number] += 1
-                changed.notify_all()
-                changed.wait_for(lambda: num_begun[other] > seen, timeout=1.0)
-            if num_begun[number] < 50:
-                raise SessionLost("device is gone")
+        def give_up(core: Scheduler, error: TandemError, now: float) -> None:
+            fail_all(core, error, now)
+            turns.end()
 
+        monkeypatch.setattr(Scheduler, "fail_all", give_up)
         for number, runner in enumerate(runners):
-            runner.before = lambda _batch, number=number: fail(number)
+            runner.before = lambda _batch, number=number: turns.fail(number)
         submit_all(engine)
-        assert all(request.error is not None for request in engine.run())
-        engine.check_integrity()
+        completed = engine.run()
+        assert len(SHORT_PROMPTS) == len(completed)
+        assert all("failed in its turn" in str(request.error) for request in completed)
+        submit_all(engine)
+        check_all(engine)
 
     def test_request_that_no_runner_survives_fails_alone(self):
         """
@@ -325,7 +315,9 @@ class TestFailures:
         failed, *others = by_id(engine.run())
         assert poison == failed.request_id
         assert isinstance(failed.error, ExecutionError)
-        assert [expected(prompt, 8) for prompt in PROMPTS] == [one.output_tokens for one in others]
+        assert [expected(prompt, 8) for prompt in SHORT_PROMPTS] == [
+            one.output_tokens for one in others
+        ]
         engine.check_integrity()
 
     def test_requests_fail_where_nothing_can_be_computed(self):
@@ -345,7 +337,7 @@ class TestFailures:
             runner.before = lambda _batch: None
         submit_all(engine)
         found = [request.output_tokens for request in by_id(engine.run())]
-        assert [expected(prompt, 8) for prompt in PROMPTS] == found
+        assert [expected(prompt, 8) for prompt in SHORT_PROMPTS] == found
 
     def test_bug_of_a_runner_is_raised_and_the_engine_goes_on(self):
         """

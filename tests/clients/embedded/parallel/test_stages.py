@@ -108,6 +108,14 @@ class TestRefusals:
         found = ranks.run_stages((2, 2), on_ranks.refusal_of_part, model_dir)
         assert all("the group mp of pg_collection" in text for text in found)
 
+    def test_groups_in_another_order_are_refused_on_all_ranks(self, ranks: RankPool, model_dir):
+        """
+        Where neighbours are of different stages, ranks that have the right place all the same are
+        refused with the others, instead of waiting for them.
+        """
+        found = ranks.run_stages((2, 2), on_ranks.refusal_of_transposed, model_dir)
+        assert all("those of a stage next to each other" in text for text in found)
+
     def test_ranks_with_other_arguments_are_refused(self, ranks: RankPool, model_dir):
         """
         All stages name the one that differs.
