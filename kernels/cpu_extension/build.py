@@ -107,7 +107,7 @@ def _build(folder: Path, name: str, compiler: str, runtime: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as place:
         library = Path(place) / "library.so"
         sources = [path for path in _sources() if path.suffix == ".cpp"]
-        units = [str(Path(place) / f"{source.stem}.o") for source in sources]
+        units = [f"{place}/{_object_name(source)}" for source in sources]
         with ThreadPoolExecutor(os.cpu_count()) as compilers:
             commands = (
                 [compiler, *FLAGS, "-I", str(_SOURCES), "-c", str(source), "-o", unit]
@@ -202,8 +202,13 @@ def _key(runtime: Path) -> str:
 
 
 def _sources() -> list[Path]:
-    """Return the C++ files of this folder and of those in it; a stem is that of one source only."""
+    """Return the C++ files of this folder and of those in it, in the order of their paths."""
     return sorted(path for path in _SOURCES.rglob("*") if path.suffix in {".cpp", ".h"})
+
+
+def _object_name(source: Path) -> str:
+    """Name the object file of a source by its whole path: folders may use the same file name."""
+    return "-".join(source.relative_to(_SOURCES).with_suffix(".o").parts)
 
 
 def _cpu_features() -> bytes:

@@ -38,7 +38,7 @@ _PENALTIES = (
 
 
 class _Draws(ctypes.Structure):
-    """The struct `Draws` of sampling.cpp, where the fields are described."""
+    """The struct `Draws` of sampling/sampling.cpp, where the fields are described."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("num_rows", "vocab_size", "row_stride")),

@@ -92,6 +92,23 @@ class TestBuilding:
         assert first != built_library(machine.environ)
         assert 2 == machine.num_built()
 
+    def test_sources_of_one_name_in_two_folders_are_both_linked(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ):
+        """
+        Each source has an object file of its own, whatever its folder.
+        """
+        sources = tmp_path / "sources"
+        for folder in ("attention", "products"):
+            (sources / folder).mkdir(parents=True)
+            (sources / folder / "plan.cpp").write_text("// nothing")
+        monkeypatch.setattr(build, "_SOURCES", sources)
+        built_library(machine.environ)
+        commands = [line.split() for line in machine.log.read_text().splitlines()]
+        compiled = {words[-1] for words in commands if "-c" in words}
+        (linked,) = (set(words) for words in commands if "-shared" in words)
+        assert 2 == len(compiled & linked)
+
     def test_two_at_once_compile_once(self, machine: Machine):
         """
         A caller that comes while another compiles waits and takes the other's library.

@@ -3,7 +3,8 @@ The rule by which two runs of the same request count as equal.
 
 Matrix libraries round differently for different batch shapes. Where the winning token leads by less
 than that noise, two right runs may differ in it and in every token after it. Two runs are equal
-when they agree at every position before the first one with a margin under eps.
+when they agree at every position before the first one with a margin under eps. Log probabilities of
+these positions are equal up to rounding.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+import pytest
+
+from tandem.link.logprobs import TokenLogprob
+
 EPS_FLOAT32 = 1e-4
+LOGPROB_NOISE = 1e-3
+"""
+Noise between two ways of computing the same float32 logits, over a few hundred terms of a sum.
+"""
 MIN_MEDIAN_COMPARED = 48
 """
 Minimum of the median of compared tokens, out of 64; below it an equality test would say little.
@@ -25,6 +34,26 @@ def compared_length(margins: Sequence[float], eps: float = EPS_FLOAT32) -> int:
         if margin < eps:
             return position
     return len(margins)
+
+
+def assert_same_logprobs(
+    expected: Sequence[TokenLogprob], found: Sequence[TokenLogprob], margins: Sequence[float]
+) -> None:
+    """
+    Check log probabilities, where there are any: those of the leading tokens that must agree up to
+    rounding. Ids that nearly tie may change places.
+
+    Args:
+        expected: Log probabilities of each token, or none.
+        found: As many.
+        margins: Margin of each token that was expected.
+    """
+    assert len(expected) == len(found)
+    length = compared_length(margins)
+    for first, second in zip(expected[:length], found[:length], strict=True):
+        assert second.logprob == pytest.approx(first.logprob, abs=LOGPROB_NOISE)
+        assert second.top_logprobs == pytest.approx(first.top_logprobs, abs=LOGPROB_NOISE)
+        assert len(second.top_token_ids) == len(first.top_token_ids)
 
 
 @dataclass(slots=True)

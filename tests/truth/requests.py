@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from scheduler_svc.core.request.new_request import NewRequest
 from tandem.sampling_params import SamplingParams
 from tandem_embedded import GenerationParams
 
@@ -56,6 +59,21 @@ class TruthRequest:
         """Return the sampling params for a core or a runner."""
         sampling = self.params.row_sampling(self.seed, self.stop_token_ids)
         return replace(sampling, choice=choice)
+
+    def new_request(
+        self, handle: int, *, arrival_s: float = 0.0, choice: int = 0, num_choices: int = 1
+    ) -> NewRequest:
+        """Return the request for a core, with the handle of its first choice."""
+        return NewRequest(
+            request_id=str(handle),
+            handle=handle,
+            prompt=np.array(self.prompt, np.int32),
+            sampling=self.row_sampling(choice),
+            max_tokens=OUTPUT_LEN,
+            stop_token_ids=frozenset(self.stop_token_ids),
+            arrival_s=arrival_s,
+            num_choices=num_choices,
+        )
 
 
 def _prompt(length: int, seed: int) -> tuple[int, ...]:

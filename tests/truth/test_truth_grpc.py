@@ -17,8 +17,9 @@ from tandem_client import Choice, Client, Delta, GenerateOptions, Started
 from tandem_embedded import CompletedRequest
 from tests.e2e.cluster import Cluster
 from tests.model_zoo import FAMILIES
-from tests.truth.equality import Comparison, compared_length
+from tests.truth.equality import Comparison, assert_same_logprobs
 from tests.truth.requests import NEIGHBOURS, OUTPUT_LEN, PENALISED, TARGETS, TruthRequest
+from tests.truth.served import ALONE, Served
 from tests.truth.test_truth_embedded import (
     BLOCK_SIZES,
     CHUNK_TOKENS,
@@ -26,8 +27,6 @@ from tests.truth.test_truth_embedded import (
     build_engine,
     serve,
 )
-from tests.truth.test_truth_penalties import assert_same_logprobs
-from tests.truth.test_truth_sharing import ALONE, Served
 from tests.waiting import wait_until
 
 FAMILY_NAMES = (
@@ -146,8 +145,7 @@ def check(expected: CompletedRequest, found: Choice, comparison: Comparison, wha
         for one in found.logprobs
     ]
     assert len(told) == (len(found.token_ids) if expected.logprobs else 0)
-    length = compared_length(expected.margins) if expected.logprobs else 0
-    assert_same_logprobs(expected.logprobs, told, length)
+    assert_same_logprobs(expected.logprobs, told, expected.margins)
 
 
 @pytest.mark.slow

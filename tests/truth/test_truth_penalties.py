@@ -5,8 +5,8 @@ request is served, also with several steps in flight.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,26 +17,21 @@ import transformers
 from kernels.sampling import reference
 from scheduler_svc.core.request.options import CoreOptions, PreemptionMode
 from tandem.engine_config import EngineConfig
-from tandem.link.logprobs import TokenLogprob
 from tandem.link.results import StepResult
 from tandem_embedded import CompletedRequest, InferenceEngine
 from tests.kernels.sampling.edit_oracle import RowEdits, edited_row
 from tests.kernels.sampling.rows import make_columns
 from tests.model_zoo import FAMILIES
 from tests.threads import NUM_THREADS
-from tests.truth.equality import Comparison, compared_length
+from tests.truth.equality import LOGPROB_NOISE, Comparison, assert_same_logprobs
 from tests.truth.requests import GREEDY, OUTPUT_LEN, PENALISED, PENALISED_NEIGHBOURS, TruthRequest
-from tests.truth.test_truth_sharing import ALONE, SHARING, Output, Served
+from tests.truth.served import SHARING, Served, compare, served_alone
 
 WINDOWS = (
     pytest.param(1, marks=pytest.mark.slow),
     2,
     pytest.param(4, marks=pytest.mark.slow),
 )
-LOGPROB_NOISE = 1e-3
-"""
-Noise between two ways of computing the same float32 logits, over a few hundred terms of a sum.
-"""
 EVERYDAY = "llama_gqa_llama3_rope"
 
 
@@ -88,24 +83,12 @@ def references(model_dir) -> dict[str, CompletedRequest]:
     return {name: serve_all(engine, [target])[0] for name, target in PENALISED.items()}
 
 
-def assert_same_logprobs(
-    expected: Sequence[TokenLogprob], found: Sequence[TokenLogprob], length: int
-) -> None:
-    """
-    Check the first tokens' log probabilities up to rounding; ids that nearly tie may change places.
-    """
-    for first, second in zip(expected[:length], found[:length], strict=True):
-        assert second.logprob == pytest.approx(first.logprob, abs=LOGPROB_NOISE)
-        assert second.top_logprobs == pytest.approx(first.top_logprobs, abs=LOGPROB_NOISE)
-        assert len(second.top_token_ids) == len(first.top_token_ids)
-
-
 def check(expected: CompletedRequest, found: CompletedRequest, comparison: Comparison) -> None:
     """Check that tokens are equal, and the log probabilities of each."""
     what = f"request {found.request_id}"
     comparison.check(expected.output_tokens, found.output_tokens, expected.margins, what)
-    assert len(found.output_tokens) == len(found.logprobs) == len(expected.logprobs)
-    assert_same_logprobs(expected.logprobs, found.logprobs, compared_length(expected.margins))
+    assert len(found.output_tokens) == len(found.logprobs)
+    assert_same_logprobs(expected.logprobs, found.logprobs, expected.margins)
 
 
 def hugging_face(model_dir: Path):
@@ -253,32 +236,11 @@ class TestEveryWayOfServing:
         Every choice that forks off a shared prompt counts its own output alone.
         """
         comparison = Comparison()
-        alone, forked = Served(model_dir, ALONE), Windowed(model_dir, window)
+        alone, forked = served_alone(model_dir), Served(model_dir, replace(SHARING, window=window))
         for target in (PENALISED["seeded"], PENALISED["held"]):
-            expected = [alone.serve(target, choice=choice) for choice in range(3)]
             first = forked.submit(target, num_choices=3)
-            found = forked.run()
+            found = forked.run(in_depth=True)
             for choice in range(3):
-                one: Output = found[first + choice]
-                comparison.check(
-                    expected[choice].tokens, one.tokens, expected[choice].margins, f"{choice}"
-                )
+                compare(comparison, alone(target, choice), found[first + choice], f"{choice}")
         assert forked.num_copies > 0
         comparison.assert_not_vacuous()
-
-
-class Windowed(Served):
-    """A core and a runner with several steps in flight."""
-
-    def __init__(self, model_dir: Path, window: int) -> None:
-        super().__init__(model_dir, SHARING)
-        self._window = window
-        self._under_way: deque[StepResult] = deque()
-
-    def step(self) -> None:
-        """Plan and compute one batch, and apply the results that are due."""
-        batch = self.core.schedule(0.0)
-        if batch is not None:
-            self._under_way.append(self.compute(batch))
-        while len(self._under_way) >= (self._window if batch is not None else 1):
-            self.apply(self._under_way.popleft())

@@ -15,9 +15,9 @@
 // and Gimelshein, arXiv:1805.02867. Here splits have a fixed size instead of a fixed number.
 #include <algorithm>
 
+#include "attention/plan.h"
 #include "export.h"
 #include "operations.h"
-#include "attention/plan.h"
 
 namespace tandem {
 namespace {

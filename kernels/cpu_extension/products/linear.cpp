@@ -24,10 +24,10 @@
 // High-Performance Matrix Multiplication", 2008. Here nothing is packed at run time.
 #include <algorithm>
 
-#include "products/chunks.h"
 #include "export.h"
-#include "products/matrix_unit.h"
 #include "operations.h"
+#include "products/chunks.h"
+#include "products/matrix_unit.h"
 #include "products/product_tile.h"
 #include "room.h"
 

@@ -14,7 +14,7 @@ from kernels.sampling.logprobs.reference import Logprobs
 
 
 class _Telling(ctypes.Structure):
-    """The struct `Telling` of logprobs.cpp, where the fields are described."""
+    """The struct `Telling` of sampling/logprobs.cpp, where the fields are described."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("num_rows", "vocab_size", "row_stride")),

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from executor_svc.memory.kv_memory import kv_bytes_per_block
 from executor_svc.model.config import read_model_config
 from scheduler_svc.core.executor_port import ExecutorPort
-from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions, PreemptionMode
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.executor_client.description import read_description
 from tandem.engine_config import EngineConfig
 from tandem.link.codec.wire import encode_step
 from tandem.link.commands import Step
-from tandem.link.logprobs import TokenLogprob
 from tandem.link.results import StepTimings
 from tandem.wording import GIB
 from tests.truth.matrix.cases import Case
 from tests.truth.matrix.rank_processes import RankedExecutor, RankProcesses
-from tests.truth.requests import OUTPUT_LEN, TruthRequest
+from tests.truth.requests import TruthRequest
+from tests.truth.served import Output, add_logprobs
 
 LIMITS = EngineConfig(
     block_size=7,
@@ -44,14 +42,6 @@ NUM_HOST_BLOCKS = 16
 OPTIONS = CoreOptions(schedule_conservativeness=0.0, preemption_mode=PreemptionMode.SWAP)
 TURN_S = 0.01
 """Seconds by which the core's clock moves in a turn, and that a step is said to take."""
-
-
-@dataclass
-class Output:
-    """Tokens and log probabilities that one choice got."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 class Executor:
@@ -113,16 +103,7 @@ class Cell:
         """Queue a request; return the handles of its choices."""
         first = self._num_submitted
         self._num_submitted += num_choices
-        new = NewRequest(
-            request_id=str(first),
-            handle=first,
-            prompt=np.array(request.prompt, np.int32),
-            sampling=request.row_sampling(),
-            max_tokens=OUTPUT_LEN,
-            stop_token_ids=frozenset(request.stop_token_ids),
-            arrival_s=self._now,
-            num_choices=num_choices,
-        )
+        new = request.new_request(first, arrival_s=self._now, num_choices=num_choices)
         self.core.submit(new, self._now)
         return range(first, self._num_submitted)
 
@@ -151,9 +132,7 @@ class Cell:
             tokens = self._outputs[handle].tokens
             assert len(tokens) == offset
             tokens.append(token)
-        for told in events.logprobs:
-            for handle, entry in zip(told.handle.tolist(), told.columns.entries(), strict=True):
-                self._outputs[handle].logprobs.append(entry)
+        add_logprobs(self._outputs, events)
 
 
 def executor_flags(model_dir: Path, case: Case, limits: EngineConfig) -> Sequence[str]:
