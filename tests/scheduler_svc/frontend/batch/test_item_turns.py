@@ -205,6 +205,27 @@ class TestItems:
         await within(stream.call.done_writing())
         await stream.rest()
 
+    async def test_wrong_message_ends_the_call_while_items_have_output(self, frontend, monkeypatch):
+        """
+        A call's error does not wait until its items have nothing to send.
+        """
+        stream = Stream(frontend.channel)
+        await stream.add(1)
+        stream_id, num_tokens = await frontend.core.accept(), 0
+
+        async def rest(batch: BatchStream, _seconds: float) -> None:
+            nonlocal num_tokens
+            if num_tokens < NUM_ITEMS:
+                await frontend.core.tokens(stream_id, num_tokens, [70])
+                num_tokens += 1
+                await until(lambda: batch._line)
+
+        monkeypatch.setattr(BatchStream, "_rest", rest)
+        await stream.read()
+        await within(stream.call.write(pb.GenerateBatchRequest(cancel=[2])))
+        assert "cancel[0]" == (await stream.failure()).field
+        assert NUM_ITEMS > num_tokens
+
     async def test_cancels_of_a_message_are_heeded_a_piece_per_turn_of_the_loop(
         self, frontend, monkeypatch, loop_turns, long_items
     ):
