@@ -15,7 +15,8 @@ A slot joins the smallest lane with the last chunk of its prompt. If that chunk 
 another lane, the slot sits out its lane's next turn, which comes too soon after it. At its turn a
 lane that has two slots more than the smallest one gives a slot away; the slot is in no step until
 none is in flight that computes it. So lanes differ by one slot at most when they decode: no step
-decodes more than one N-th of the decoding slots, rounded up.
+decodes more than one N-th of the decoding slots, rounded up, but for slots that were paused until
+this step: they go on in the lane that they had, and are given away at its next turn.
 
 An executor without stages has one lane, and nothing here changes its steps.
 """

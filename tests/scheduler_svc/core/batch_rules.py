@@ -134,6 +134,8 @@ class LaneRules:
     def __init__(self) -> None:
         self._lane: dict[tuple[int, int], int] = {}
         """Lane in which each decode, by slot and generation, was computed last."""
+        self._paused: set[tuple[int, int]] = set()
+        """Decodes that were paused at the last batch, by slot and generation."""
         self._slots = None
 
     def check(self, core, batch: Batch) -> None:
@@ -143,10 +145,12 @@ class LaneRules:
         if num_stages == 1:
             return
         if self._slots is not slots:  # the executor was lost: generations start over
-            self._slots, self._lane = slots, {}
+            self._slots, self._lane, self._paused = slots, {}, set()
         decodes = batch.row_slot[batch.row_start >= slots.admitted.known_len[batch.row_slot]]
         most = -(-slots.num_decoding // num_stages)
-        assert len(decodes) <= most, "a lane decodes more than its share"
+        keys = {(slot, int(slots.generation[slot])) for slot in decodes.tolist()}
+        assert len(keys - self._paused) <= most, "a lane decodes more than its share"
+        self._paused = {(slot, int(slots.generation[slot])) for slot in replica.paused}
         lane = slots.lanes.turn
         in_flight = {
             key for rows in list(replica.in_flight)[:-1] for key, _ in rows.tokens_by_key()

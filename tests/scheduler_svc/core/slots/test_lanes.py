@@ -75,6 +75,24 @@ class TestLanes:
         assert [[], [], [0]] == turns[:3]
         assert [[0], [1], [2]] == sorted(turns[3:])
 
+    def test_slots_that_go_on_are_given_away_at_the_next_turn(self):
+        """
+        Slots that were paused go on in the lane that they had, also where it took others meanwhile,
+        and are shared anew at its next turn.
+        """
+        table = Table(2)
+        table.join(0, 1, 2, 3)
+        first = next(slots for _ in range(2) if 0 in (slots := table.turn()))
+        table.leave(*first)
+        table.turn()  # the other lane gives one of its two slots away
+        table.turn()
+        for slot in first:
+            table.decoding[slot] = True
+            table.lanes.rejoin(slot)
+        assert 3 == max(table.lanes.count)
+        turns = [table.turn() for _ in range(4)]
+        assert 2 == max(map(len, turns[1:]))
+
     def test_a_slot_that_is_computed_nowhere_sits_out_no_turn(self):
         """
         A slot with all its results seen may run at once.
