@@ -21,7 +21,13 @@ from tandem.process.process_start import refuse
 
 BEAT_INTERVAL_S = 0.2
 SILENCE_S = 2.0
-"""Seconds without a sign of life after which a rank counts as dead."""
+"""Seconds without a sign of life after which a loaded rank counts as dead."""
+LOADING_SILENCE_S = 120.0
+"""
+The same for a rank that still loads: what it calls may keep Python's lock for a while, a minute of
+compiling or of reading from a slow disk among it. So a rank that was stopped at the start does not
+keep the others waiting for ever.
+"""
 
 _log = structlog.get_logger(__name__)
 
@@ -30,15 +36,18 @@ class Silence:
     """
     The time since one rank was heard, counted in our own beats: while this process is stopped
     itself, as a frozen machine is, no time passes.
+
+    Attributes:
+        limit_s: Seconds of silence after which the rank counts as dead.
     """
 
     def __init__(self) -> None:
-        self._is_counted = False
+        self.limit_s = LOADING_SILENCE_S
         self._beats = 0
 
-    def begin(self) -> None:
-        """Count from now on: the rank is loaded, and nothing may keep it from beating."""
-        self._is_counted = True
+    def loaded(self) -> None:
+        """Allow less from now on: nothing may keep a loaded rank from beating."""
+        self.limit_s = SILENCE_S
         self._beats = 0
 
     def heard(self) -> None:
@@ -52,7 +61,7 @@ class Silence:
     @property
     def is_too_long(self) -> bool:
         """True where the rank is taken for dead."""
-        return self._is_counted and self._beats * BEAT_INTERVAL_S >= SILENCE_S
+        return self._beats * BEAT_INTERVAL_S >= self.limit_s
 
 
 class Watch(threading.Thread):
@@ -131,7 +140,7 @@ class Watch(threading.Thread):
         silence.heard()
         for frame in frames:
             if frame.kind is Kind.READY:
-                silence.begin()
+                silence.loaded()
             if frame.kind is not Kind.BEAT:
                 self._on_frame(rank, frame)
 
@@ -144,13 +153,13 @@ class Watch(threading.Thread):
         # A stop of this whole process counts as one beat: its peers may have been stopped with it.
         for silence in self._silences.values():
             silence.count_beat()
-        silent = [rank for rank, silence in self._silences.items() if silence.is_too_long]
-        if silent:
-            lost = InternalError(
-                f"rank {silent[0]} of the model has not been heard for {SILENCE_S:g} s"
-            )
-            self._on_silent(lost)
-            raise lost
+        for rank, silence in self._silences.items():
+            if silence.is_too_long:
+                lost = InternalError(
+                    f"rank {rank} of the model has not been heard for {silence.limit_s:g} s"
+                )
+                self._on_silent(lost)
+                raise lost
 
 
 def end_process(error: TandemError) -> None:

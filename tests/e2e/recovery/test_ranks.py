@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 
 import psutil
 import pytest
 
-from tandem_client import KvMode
+from tandem_client import NO_RETRY, Client, KvMode, RetryPolicy
 from tests.e2e.cluster import Cluster, wait_idle
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 PROMPTS = ["def add(a, b):", "import os", "class Tree:\n    def", "for i in range(", "x = ["]
+LONG = {rank: list(range(100 + rank, 612 + rank)) for rank in (0, 1)}
+"""Prompts that take many steps, one for each test, so that no test finds another's cached."""
 LIMITS = ["--max-num-blocks=256", "--max-batch-size=8"]
 
 
@@ -22,7 +25,8 @@ def cluster(request, bundled_model, tmp_path_factory):
     """Yield a scheduler whose executor has two ranks."""
     folder = tmp_path_factory.mktemp(request.param)
     flags = [*LIMITS, f"--{request.param}=2"]
-    cluster = Cluster(bundled_model, folder, flags, ["--lease-ms=1000"])
+    options = ["--lease-ms=1000", "--chunked-prefill-size=64"]
+    cluster = Cluster(bundled_model, folder, flags, options)
     try:
         cluster.start_executor()
         yield cluster
@@ -31,23 +35,36 @@ def cluster(request, bundled_model, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def expected(bundled_model, tmp_path_factory):
-    """Return the tokens of each prompt that one rank gives."""
-    alone = Cluster(bundled_model, tmp_path_factory.mktemp("alone"), LIMITS, [])
+def alone(bundled_model, tmp_path_factory):
+    """Yield a scheduler whose executor has one rank."""
+    cluster = Cluster(bundled_model, tmp_path_factory.mktemp("alone"), LIMITS, [])
     try:
-        alone.start_executor()
-        return completed(alone)
+        cluster.start_executor()
+        yield cluster
     finally:
-        alone.close()
+        cluster.close()
 
 
-def completed(cluster, max_tokens=48):
+@pytest.fixture(scope="module")
+def expected(alone):
+    """Return the tokens of each prompt that one rank gives."""
+    return completed(alone)
+
+
+def completed_long(cluster, rank):
+    """Complete the long prompt of a test, and return its tokens."""
+    with cluster.client() as client:
+        answer = client.complete(token_ids=LONG[rank], max_tokens=48, temperature=0)
+        return list(answer.token_ids)
+
+
+def completed(cluster, retry=NO_RETRY):
     """Complete all prompts at once, and return the tokens of each."""
     found: dict[str, list[int]] = {}
 
     def complete(prompt):
-        with cluster.client() as client:
-            answer = client.complete(prompt, max_tokens=max_tokens, temperature=0)
+        with Client(cluster.address, retry=retry) as client:
+            answer = client.complete(prompt, max_tokens=48, temperature=0)
             found[prompt] = list(answer.token_ids)
 
     threads = [threading.Thread(target=complete, args=(prompt,)) for prompt in PROMPTS]
@@ -100,3 +117,40 @@ class TestRanks:
         cluster.start_executor()
         running.join()
         assert expected == got["all"]
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_a_prompt_is_computed_again_after_a_rank_stops_in_it(self, cluster, alone, rank):
+        """
+        A rank that is stopped while a prompt is half computed is missed, though the other one waits
+        for it inside a sum; the executor ends, and its successor computes the prompt.
+        """
+        got: list[list[int]] = []
+        cluster.gate.allow(2)
+        running = threading.Thread(target=lambda: got.append(completed_long(cluster, rank)))
+        running.start()
+        wait_until(lambda: cluster.stats().used_blocks, "the prompt to be begun")
+        os.kill(cluster.executor.family()[rank].pid, signal.SIGSTOP)
+        (request,) = cluster.requests().values()
+        assert not request.output_tokens
+        cluster.gate.open()
+        wait_until(lambda: cluster.executor.process.poll() is not None, "rank 0 to end", 60)
+        cluster.start_executor()
+        running.join()
+        assert [completed_long(alone, rank)] == got
+
+    def test_another_scheduler_takes_all_ranks_over(self, cluster, expected):
+        """
+        After a scheduler is killed amid requests all ranks of its executor begin a session of its
+        successor together, and all streams go on with the right tokens.
+        """
+        got: dict[str, list[int]] = {}
+        patient = RetryPolicy()
+        with cluster.held(10):
+            running = threading.Thread(target=lambda: got.update(completed(cluster, patient)))
+            running.start()
+            wait_until(lambda: cluster.num_requests() == len(PROMPTS), "all requests to be taken")
+            cluster.scheduler.kill()
+            cluster.start_scheduler("--take-over")
+        running.join()
+        assert expected == got
+        assert cluster.executor.process.poll() is None
