@@ -101,10 +101,14 @@ class Service:
             raise ServiceFailed(f"{self._called} was killed by {signal_name(-status)}", code)
         raise ServiceFailed(f"{self._called} ended (exit code {status}): {self.last_word()}", code)
 
-    def stop(self, grace_s: float) -> None:
-        """Ask the process to end, wait, and kill the remaining processes of its group."""
+    def ask_to_end(self) -> None:
+        """Ask the process to end, and do not wait for that."""
         if self.process.poll() is None:
             self.process.terminate()
+
+    def stop(self, grace_s: float) -> None:
+        """Ask the process to end, wait, and kill the remaining processes of its group."""
+        self.ask_to_end()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(grace_s)
         self.kill()

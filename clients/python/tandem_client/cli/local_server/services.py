@@ -138,10 +138,18 @@ class RunningServer:
         return None
 
     def stop(self, grace_s: float) -> None:
-        """Stop the gateway and the scheduler, which finish their requests, then executors."""
+        """
+        Stop the gateway and the scheduler, which finish their requests, then all executors at once.
+        """
+        executors = [one for one in self.services if one.program == "executor"]
         try:
             for service in reversed(self.services):
-                service.stop(grace_s + STOP_S)
+                if service not in executors:
+                    service.stop(grace_s + STOP_S)
+            for executor in executors:
+                executor.ask_to_end()
+            for executor in executors:
+                executor.stop(grace_s + STOP_S)
         finally:  # a second Ctrl-C, for example
             for service in self.services:
                 service.kill()
