@@ -223,6 +223,7 @@ class TestMistakes:
                 {},
                 "--num-threads: input should be less than or equal to 1024",
             ),
+            (["--pp-size=65"], {}, "--pp-size: input should be less than or equal to 64, got '65'"),
             (["--dtype=int8"], {}, "--dtype: input should be 'auto', 'float32', 'bfloat16'"),
             (
                 ["--blok-size=3"],

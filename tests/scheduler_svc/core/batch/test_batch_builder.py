@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from scheduler_svc.core.batch.batch_builder import BatchBuilder
+from scheduler_svc.core.slots.decode_rows import GrowingRows
 from tandem.link.batch import ROW_SAMPLES
 from tests.scheduler_svc.core.harness import Rig, small_config
 
@@ -94,3 +96,27 @@ class TestRows:
         batch.note_preemption()
         assert 2 == batch.num_preempted
         assert batch.batch() is None
+
+    def test_blocks_without_a_row_are_sent(self):
+        """
+        A batch that only gives a row its next block, as when it goes on in a later step, is sent:
+        both ends have the same block tables after it, and the same outputs in the end.
+        """
+        rig = Rig(small_config(block_size=4), delay=1)
+        handle = rig.submit(prompt_len=4, max_tokens=8)
+        rig.step()
+        replica = rig.core._replica
+        growing = GrowingRows(np.array([0], np.intp))
+        blocks = replica.kv.pool.try_take_next(replica.slots.next_blocks(growing))
+        batch = BatchBuilder(replica)
+        batch.append_blocks(growing, blocks)
+        sent = batch.batch()
+        assert sent is not None
+        assert ([], [0], blocks.tolist()) == (
+            sent.row_slot.tolist(),
+            sent.append_slot.tolist(),
+            sent.append_block.tolist(),
+        )
+        rig.pending.append(rig.executor.execute(sent, rig.core.state_hash))
+        rig.run()
+        assert rig.expected(handle) == rig.outputs[handle]
