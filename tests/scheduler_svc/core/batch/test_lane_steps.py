@@ -251,6 +251,26 @@ class TestFaults:
         assert stats.retractions or rule is VictimRule.PAUSED_BUDGET
 
     @STAGES
+    @pytest.mark.parametrize("num_requests", [3, 5])
+    def test_a_plan_never_leaves_requests_paused_beside_an_idle_executor(
+        self, num_stages, num_requests
+    ):
+        """
+        Where every lane lacks blocks and nothing is in flight, requests are evicted until some go
+        on, in the same plan: no result would cause another one.
+        """
+        options = replace(
+            BOLD,
+            victim_rule=VictimRule.PAUSED_BUDGET,
+            paused_budget_blocks=100,
+            prefix_caching=False,
+        )
+        rig = rig_of(num_stages, options=options, max_num_blocks=9, max_model_len=36)
+        for _ in range(num_requests):
+            rig.submit(prompt_len=8, max_tokens=20)
+        check_outputs(rig)
+
+    @STAGES
     @pytest.mark.parametrize("mode", KvMode, ids=lambda one: one.name)
     def test_a_suspension_loses_nothing(self, num_stages, mode):
         """
