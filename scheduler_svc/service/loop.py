@@ -170,8 +170,9 @@ class CoreLoop:
     def _turn(self) -> float:
         """Make one turn; return the time at which the next one is due if no event comes."""
         now = self._clock()
-        has_news = not self._commands.empty()
+        has_news = False
         while not self._commands.empty():
+            has_news = True
             self._commands.get()(now)
         # Messages wake the polling thread: others take only what the last turn left or found late.
         if self._has_mail or (self.turns.is_polled and self._socket.has_messages):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import select
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -27,6 +29,20 @@ def take_turn(bench: ServiceBench) -> None:
         thread.start()
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
+
+
+class LateCommands(queue.SimpleQueue):
+    """Queue of commands to which another thread adds one just after it was found empty."""
+
+    def __init__(self, add: Callable[[], None]) -> None:
+        self._add: Callable[[], None] | None = add
+
+    def empty(self) -> bool:
+        was_empty = super().empty()
+        add, self._add = self._add, None
+        if add is not None:
+            add()
+        return was_empty
 
 
 class TestTurnNow:
@@ -146,6 +162,21 @@ class TestTurnsForResults:
         frontend.ask("stats")
         bench.turn()
         assert 1 == num_looks
+
+    def test_command_that_comes_as_the_turn_looks_for_commands_is_told_by_its_turn(
+        self, bench, monkeypatch
+    ):
+        """
+        Frontends learn of a drain from the turn that begins it, also if a signal asks for it just
+        as a turn for results looks for commands.
+        """
+        frontend = bench.frontend()
+        frontend.submit(10, PROMPT, 40)
+        bench.until(lambda: 10 in frontend.tokens)
+        commands = LateCommands(lambda: bench.loop.stop(60.0))
+        monkeypatch.setattr(bench.loop, "_commands", commands)
+        bench.until(lambda: bench.loop._state.draining)
+        assert frontend.availabilities[-1].draining
 
     def test_socket_is_asked_once_where_no_message_can_have_woken_the_thread(
         self, bench, monkeypatch
