@@ -108,7 +108,7 @@ class ExecutorWatch:
 
     def look(self, in_flight: dict[int, Command], now: float) -> None:
         """
-        Update the silences and `stuck_s`; to be called at every turn, after all events were taken.
+        Update the silences and `stuck_s`; to be called after all events were taken.
 
         Args:
             in_flight: Steps without a result, by their ids.
