@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Mapping
-from math import inf
 
 import structlog
 
 from scheduler_svc.config.settings import LoadedSettings
 from scheduler_svc.core.executor_port import ExecutorPort
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.executor_client.link_events import SessionOpened, StreamMessage
+from scheduler_svc.executor_client.link_events import SessionOpened
 from scheduler_svc.executor_client.session_events import ExecutorSeen, SessionEnded
 from scheduler_svc.ipc.messages import Hello
 from scheduler_svc.ipc.sockets import CoreSocket
@@ -31,6 +30,7 @@ from scheduler_svc.service.executors.member import Member
 from scheduler_svc.service.executors.members import MakeLink, Members
 from scheduler_svc.service.executors.names import ExecutorNames
 from scheduler_svc.service.executors.operations import ExecutorOperations
+from scheduler_svc.service.housekeeping import LOOK_INTERVAL_S, Housekeeping
 from scheduler_svc.service.intake import Intake
 from scheduler_svc.service.observe.metrics import CoreMetrics
 from scheduler_svc.service.observe.queries import Queries
@@ -47,11 +47,6 @@ from tandem.process.telemetry import log_worded
 
 TICK_S = 0.5
 """Longest wait of one poll, in seconds; the executor's silence may be noticed so much later."""
-LOOK_INTERVAL_S = 0.01
-"""
-Seconds for which turns for results of steps alone, which are frequent, look neither at executors
-nor at what depends on the time.
-"""
 MESSAGES_PER_TURN = 512
 LAST_FLUSH_S = 2.0
 """Seconds that a stopping core waits for frontends to take their last messages."""
@@ -92,24 +87,22 @@ class CoreLoop:
             wakeup: Set by links after every event that is not a step result.
             clock: Returns seconds, on the clock of Submit.arrival_s.
             on_hello: Called for each frontend that connects.
-            know_hosts: Takes the host by which each executor was found that a name means, by its
-                address, before a link is made.
+            know_hosts: Takes the host of each address that a name means, before a link is made.
             is_strict: Raise on an inconsistency found while idle, after logging it.
         """
         settings = loaded.settings
         self._socket = socket
         self._wakeup = wakeup
         self._clock = clock
-        self._on_hello, self._is_strict = on_hello, is_strict
+        self._on_hello = on_hello
+        self._is_strict = is_strict
         self._commands: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
         self.turns = LoopTurns(self._turn, sources=(socket,), wakeup=wakeup)
         self._state = ServiceState(started_s=clock())
         self._metrics = CoreMetrics()
         self._publisher = Publisher(socket)
         self._positions = QueuePositions(self._publisher, clock)
-        self._members = Members(make_link, settings.lost_after_s, self._state.started_s)
-        self._members.add_all(settings.executor_addresses, self._state.started_s)
-        self._move_after_s = settings.move_after_s
+        self._members = Members(make_link, settings, self._state.started_s)
         self._fate = ExecutorFate(loaded, self._state, self._members, self._publisher)
         self._availability = AvailabilityTeller(loaded, self._state, self._members, self._publisher)
         self._operations = ExecutorOperations(self._members, self._fate)
@@ -125,13 +118,15 @@ class CoreLoop:
             drain=self._drain,
             operations=self._operations,
         )
+        self._housekeeping = Housekeeping(self._state, self._drain, self._queries, self._operations)
         self._intake = Intake(
             self._state, publisher=self._publisher, metrics=self._metrics, queries=self._queries
         )
         self._step_lines = StepLines(settings.logging_step_interval)
         self._flush_until_s: float | None = None  # last messages may be taken until then, once set
-        self._settle_at_s = 0.0  # from then on `_settle` is due, also in turns for results alone
-        self._is_running, self._was_busy, self._has_mail = True, False, False
+        self._is_running = True
+        self._was_busy = False
+        self._has_mail = False  # True if the last turn left messages, or found some at its end
 
     def frontend_died(self, frontend: int) -> None:
         """Have the next turn end the requests of a frontend after its process ended."""
@@ -179,34 +174,28 @@ class CoreLoop:
             has_news = True
             self._take_messages(now)
         has_news |= self._take_link_events(now)
-        is_settling = has_news or now >= self._settle_at_s or not self._state.num_requests
-        if is_settling and not self._drain.is_over:
+        keeps_house = self._housekeeping.is_due(now, has_news=has_news)
+        if keeps_house and not self._drain.is_over:
             self._operations.advance(now)
             self._fate.advance(now)
         if self._state.core is not None:
             self._plan(self._state.core, now)
             self._publish()
             self._check_when_idle(self._state.core)
-        if is_settling:
-            self._settle(now)
+        if keeps_house:
+            self._keep_house(now)
         self._flush(now)
         return self._next_due_s(now)
 
-    def _settle(self, now: float) -> None:
-        """
-        Do what depends on the time, on messages, and on executors that come and go.
-
-        Most turns are for results of steps alone. They leave this, which takes about as long as
-        planning, to a turn within `LOOK_INTERVAL_S`, unless something waits for a result.
-        """
+    def _keep_house(self, now: float) -> None:
+        """Do what depends on the time, on messages, and on executors that come and go."""
         if self._state.core is not None:
             self._positions.tell(self._state.core, self._intake.num_accepted, now)
         self._advance_stop(now)
         self._queries.settle(now)
         self._state.look_at_frontends(now)
         self._availability.tell()
-        may_rest = self._state.availability.ready and self._settled_due_s(now) == inf
-        self._settle_at_s = now + LOOK_INTERVAL_S * may_rest
+        self._housekeeping.note_done(now)
 
     def _take_messages(self, now: float) -> None:
         messages = self._socket.receive(MESSAGES_PER_TURN)
@@ -227,20 +216,20 @@ class CoreLoop:
             is_due = now >= member.look_at_s
             if not (is_due or link.has_events):
                 continue
+            has_others = False
             for event in link.take_events():
                 session.take(event, now)
-                if not (isinstance(event, StreamMessage) and isinstance(event.message, StepResult)):
-                    is_due = has_news = True
-                has_news |= self._follow_session(member, now)
-            if is_due or not session.is_progressing():
-                has_news |= self._look(member, now)
+                # An event that leaves nothing to do here, as a heartbeat, is news of the executor.
+                has_others |= not session.events or self._follow_session(member, now)
+            if is_due or has_others or not session.is_progressing():
+                has_others |= self._look(member, now)
+            has_news |= has_others
         return has_news
 
     def _look(self, member: Member, now: float) -> bool:
         """Judge an executor's silence; return True if that has a consequence."""
         member.look_at_s = now + LOOK_INTERVAL_S
-        has_others = self._members.num_attached > member.session.is_attached
-        member.session.look(now, silent_s=self._move_after_s if has_others else inf)
+        self._members.look(member, now)
         return self._follow_session(member, now)
 
     def _follow_session(self, member: Member, now: float) -> bool:
@@ -251,11 +240,10 @@ class CoreLoop:
         events, has_others = member.session.events, False
         while events:
             event = events.popleft()
-            if isinstance(event, StepResult):
-                self._apply(member, event, now)
-                continue
-            has_others = True
             match event:
+                case StepResult():
+                    self._apply(member, event, now)
+                    continue
                 case SessionOpened():
                     if self._fate.opened(member, event, now):
                         member.session.attach()
@@ -263,6 +251,7 @@ class CoreLoop:
                     self._fate.lost(member, event, now)
                 case ExecutorSeen():
                     self._fate.seen(event, now)
+            has_others = True
         return has_others
 
     def _apply(self, member: Member, result: StepResult, now: float) -> None:
@@ -371,23 +360,9 @@ class CoreLoop:
         self._has_mail = self._socket.has_messages
         if self._has_mail or not self._is_running:
             return now  # more messages came than one turn takes, or some came while sending
-        due_s = now + TICK_S
-        if self._publisher.has_unsent:
-            due_s = now + RETRY_S
-        if self._settle_at_s <= now:
-            due_s = min(due_s, self._settled_due_s(now))
+        longest_s = RETRY_S if self._publisher.has_unsent else TICK_S
+        due_s = min(now + longest_s, self._housekeeping.due_s)
         core = self._state.core
         if core is not None and (deadline_s := core.next_deadline_s) is not None:
             due_s = min(due_s, deadline_s)
-        return due_s
-
-    def _settled_due_s(self, now: float) -> float:
-        """Return the time by which a drain, a query or an executor's drain needs a turn."""
-        due_s = inf
-        if (drained_s := self._drain.due_s) is not None:
-            due_s = max(drained_s, now + RETRY_S)
-        if (answer_s := self._queries.next_answer_s) is not None:
-            due_s = min(due_s, answer_s)
-        if (given_back_s := self._operations.next_due_s) is not None:
-            due_s = min(due_s, max(given_back_s, now + RETRY_S))
         return due_s

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
+from math import inf
 
+from scheduler_svc.config.settings import SchedulerSettings
 from scheduler_svc.core.executor_port import ExecutorPort
 from scheduler_svc.executor_client.link import ExecutorLink
 from scheduler_svc.executor_client.session import ExecutorSession
@@ -27,15 +29,16 @@ class Members:
         suspension: What an operator's suspension asks of executors; None without one.
     """
 
-    def __init__(self, make_link: MakeLink, lost_after_s: float, now: float) -> None:
+    def __init__(self, make_link: MakeLink, settings: SchedulerSettings, now: float) -> None:
         """
         Args:
             make_link: Makes links.
-            lost_after_s: Seconds that an executor may be silent or stuck before it is given up.
+            settings: Name the first members, and the times after which one is given up.
             now: Seconds, on the clock of all calls.
         """
         self._make_link = make_link
-        self._lost_after_s = lost_after_s
+        self._lost_after_s = settings.lost_after_s
+        self._move_after_s = settings.move_after_s
         self._members: tuple[Member, ...] = ()
         """The members; another tuple once one is added or removed."""
         self._turn: Callable[[], None] | None = None
@@ -46,6 +49,8 @@ class Members:
         self.newest: Member | None = None
         self.spare: ExecutorPort | None = None
         self.suspension: KvMode | None = None
+        for address in settings.executor_addresses:
+            self.add(address, now)
 
     def __iter__(self) -> Iterator[Member]:
         """Return an iterator over those that are members now, also while some join or leave."""
@@ -68,11 +73,6 @@ class Members:
         if self._turn is not None:
             self._start(member, self._turn)
         return member
-
-    def add_all(self, addresses: Iterable[str], now: float) -> None:
-        """Let the executors with these addresses serve, as `add` does for one."""
-        for address in addresses:
-            self.add(address, now)
 
     def give_back(self, member: Member, now: float) -> None:
         """Give a member's executor back, as it serves no longer; the member stays known."""
@@ -116,6 +116,11 @@ class Members:
     def others_serving(self, member: Member) -> list[Member]:
         """Return the members but one that have a session which can be used."""
         return [one for one in self._members if one.is_serving and one is not member]
+
+    def look(self, member: Member, now: float) -> None:
+        """Judge a member's silence: where requests can move to another, it is given up sooner."""
+        has_others = self.num_attached > member.session.is_attached
+        member.session.look(now, silent_s=self._move_after_s if has_others else inf)
 
     @property
     def num_attached(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler_svc.service import loop as loop_module
+from scheduler_svc.service.housekeeping import LOOK_INTERVAL_S
 from tests.scheduler_svc.service.fakes.arithmetic_runner import GEOMETRY, expected_outputs
 from tests.scheduler_svc.service.service_bench import DEADLINE_S, ServiceBench
 
@@ -29,6 +29,46 @@ def take_turn(bench: ServiceBench) -> None:
         thread.start()
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
+
+
+def turn_for_results(bench: ServiceBench, num_turns: int) -> None:
+    """Take turns, each of which has a token for the request that decodes."""
+    (tokens,) = bench.frontends[0].tokens.values()
+    for _ in range(num_turns):
+        num_tokens = len(tokens)
+        bench.turn()
+        assert len(tokens) > num_tokens
+
+
+def drain_executor(bench: ServiceBench, grace_s: float) -> None:
+    """Have the next turn begin to drain the executor."""
+    (member,) = bench.loop._members
+    bench.loop._command(
+        lambda now: bench.loop._operations.begin_drain(member.address, grace_s, now)
+    )
+
+
+@pytest.fixture
+def decoding(bench) -> ServiceBench:
+    """Return a service with one request, which decodes."""
+    frontend = bench.frontend()
+    frontend.submit(10, PROMPT, 40)
+    bench.until(lambda: 10 in frontend.tokens)
+    return bench
+
+
+@pytest.fixture
+def housekeeping(decoding, monkeypatch) -> list[float]:
+    """Return the times at which the service did its housekeeping from now on."""
+    times: list[float] = []
+    tell = decoding.loop._availability.tell
+
+    def note_and_tell() -> None:
+        times.append(decoding.clock())
+        tell()
+
+    monkeypatch.setattr(decoding.loop._availability, "tell", note_and_tell)
+    return times
 
 
 class LateCommands(queue.SimpleQueue):
@@ -138,45 +178,112 @@ class TestRun:
 
 
 class TestTurnsForResults:
-    def test_time_is_looked_at_after_an_interval(self, bench, monkeypatch):
+    def test_housekeeping_rests(self, decoding, housekeeping):
         """
-        Turns for results alone leave availability, queries and what else depends on the time to a
-        later turn; a message from a frontend has them looked at again.
+        Turns for results alone do no housekeeping: availability, queries and what else depends on
+        the time.
         """
-        monkeypatch.setattr(loop_module, "LOOK_INTERVAL_S", 3600.0)
-        num_looks = 0
-        tell = bench.loop._availability.tell
+        turn_for_results(decoding, 5)
+        assert [] == housekeeping
 
-        def count_and_tell() -> None:
-            nonlocal num_looks
-            num_looks += 1
-            tell()
+    def test_housekeeping_is_done_after_an_interval(self, decoding, housekeeping):
+        """
+        The first turn after `LOOK_INTERVAL_S` does the housekeeping, though it is for a result.
+        """
+        decoding.lead_s += LOOK_INTERVAL_S
+        turn_for_results(decoding, 3)
+        assert [decoding.clock()] == housekeeping
 
-        frontend = bench.frontend()
-        frontend.submit(10, PROMPT, 40)
-        bench.until(lambda: 10 in frontend.tokens)
-        monkeypatch.setattr(bench.loop._availability, "tell", count_and_tell)
-        while len(frontend.tokens[10]) < 20:
-            bench.turn()
-        assert 0 == num_looks
-        frontend.ask("stats")
-        bench.turn()
-        assert 1 == num_looks
+    def test_message_has_the_housekeeping_done(self, decoding, housekeeping):
+        """
+        The turn that takes a frontend's message does the housekeeping.
+        """
+        decoding.frontends[0].ask("stats")
+        decoding.turn()
+        assert 1 == len(housekeeping)
+
+    def test_last_end_has_the_housekeeping_done(self, decoding, housekeeping):
+        """
+        The turn in which the last request ends does the housekeeping.
+        """
+        frontend = decoding.frontends[0]
+        decoding.until(lambda: frontend.ended)
+        assert 1 == len(housekeeping)
+
+    @pytest.mark.parametrize(
+        "begin",
+        [
+            pytest.param(lambda bench: bench.loop.stop(60.0), id="drain"),
+            pytest.param(lambda bench: drain_executor(bench, 60.0), id="executor-to-give-back"),
+        ],
+    )
+    def test_housekeeping_does_not_rest_during_a_drain(self, decoding, housekeeping, begin):
+        """
+        While the service or an executor drains, every turn does the housekeeping: any result may be
+        the last one that it waits for.
+        """
+        begin(decoding)
+        decoding.turn()
+        num_before = len(housekeeping)
+        turn_for_results(decoding, 5)
+        assert num_before + 5 == len(housekeeping)
+
+    def test_result_that_a_query_waits_for_has_it_answered(self, decoding):
+        """
+        The turn that takes the result of a resumption answers the query that asked for it.
+        """
+        frontend = decoding.frontends[0]
+        decoding.reply(frontend, "suspend", b'{"kv_mode": 1}')
+        decoding.link.is_holding = True
+        resume = frontend.ask("resume")
+        decoding.turn()
+        assert frontend.availabilities[-1].ready
+        assert resume not in frontend.replies
+        decoding.link.compute()
+        decoding.turn()
+        assert resume in frontend.replies
+
+    def test_result_that_makes_the_service_ready_has_it_told(self, decoding):
+        """
+        The turn that takes the result of a step that was late tells that the service is ready.
+        """
+        frontend = decoding.frontends[0]
+        decoding.link.is_holding = True
+        decoding.turn()
+        decoding.link.beat(elapsed_ms=20_000)
+        decoding.turn()
+        assert not frontend.availabilities[-1].ready
+        decoding.link.compute()
+        decoding.turn()
+        assert frontend.availabilities[-1].ready
+
+    @pytest.mark.parametrize(
+        "begin",
+        [
+            pytest.param(lambda bench: bench.loop.stop(0.2), id="drain"),
+            pytest.param(lambda bench: drain_executor(bench, 0.2), id="executor-to-give-back"),
+        ],
+    )
+    def test_grace_time_of_a_drain_ends_on_time(self, decoding, begin):
+        """
+        The core thread polls no longer than to the end of the grace time of a drain.
+        """
+        decoding.link.is_holding = True
+        begin(decoding)
+        decoding.turn()
+        assert pytest.approx(0.2) == decoding.loop.turns.polls_until_s - decoding.clock()
 
     def test_command_that_comes_as_the_turn_looks_for_commands_is_told_by_its_turn(
-        self, bench, monkeypatch
+        self, decoding, monkeypatch
     ):
         """
         Frontends learn of a drain from the turn that begins it, also if a signal asks for it just
         as a turn for results looks for commands.
         """
-        frontend = bench.frontend()
-        frontend.submit(10, PROMPT, 40)
-        bench.until(lambda: 10 in frontend.tokens)
-        commands = LateCommands(lambda: bench.loop.stop(60.0))
-        monkeypatch.setattr(bench.loop, "_commands", commands)
-        bench.until(lambda: bench.loop._state.draining)
-        assert frontend.availabilities[-1].draining
+        commands = LateCommands(lambda: decoding.loop.stop(60.0))
+        monkeypatch.setattr(decoding.loop, "_commands", commands)
+        decoding.until(lambda: decoding.loop._state.draining)
+        assert decoding.frontends[0].availabilities[-1].draining
 
     def test_socket_is_asked_once_where_no_message_can_have_woken_the_thread(
         self, bench, monkeypatch
