@@ -60,6 +60,11 @@ class ExecutorPort:
         return len(self._replica.in_flight)
 
     @property
+    def most_in_flight(self) -> int:
+        """Most steps that may ever be in flight; `lookahead` says how many may be now."""
+        return self._replica.most_in_flight
+
+    @property
     def num_slots_in_use(self) -> int:
         """Number of requests with a slot."""
         return self._replica.slots.num_running

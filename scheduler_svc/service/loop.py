@@ -287,7 +287,7 @@ class CoreLoop:
         core.expire(now)
         for member in self._members:
             port = member.port
-            if port is not None and port.num_inflight < member.most_in_flight:
+            if port is not None and port.num_inflight < port.most_in_flight:
                 self._plan_steps(member, port, now)
 
     def _plan_steps(self, member: Member, port: ExecutorPort, now: float) -> None:

@@ -34,6 +34,7 @@ class Replica:
         slots: Running requests, and slots that are yet to be released.
         kv: KV memory.
         in_flight: Batches and commands sent, without an applied result, oldest first.
+        most_in_flight: Most of them that there may ever be; `lookahead` says how many now.
         draining: Preempted requests with results in flight, by the slot and generation that these
             results carry.
         paused: Slots that hold their blocks and are in no step until there is one more block for
@@ -60,6 +61,7 @@ class Replica:
         "kv",
         "limits",
         "may_give_way",
+        "most_in_flight",
         "pace",
         "paused",
         "ratio",
@@ -74,6 +76,8 @@ class Replica:
         self.slots = SlotTable(limits, 1 + (number << VERSION_SHIFT), replica=number)
         self.kv = KvCache(limits, cell.options, self.slots, number << VERSION_SHIFT)
         self.in_flight: deque[PlannedRows] = deque()
+        window, run_ahead = cell.options.window, cell.options.run_ahead
+        self.most_in_flight = max(window * limits.num_stages, run_ahead)
         self.draining: dict[tuple[int, int], Request] = {}
         self.paused: dict[int, None] = {}
         self.ratio = NewTokenRatio(cell.options.schedule_conservativeness, limits.num_stages)

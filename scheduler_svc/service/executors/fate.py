@@ -60,9 +60,6 @@ class ExecutorFate:
             self._use(member, state.core, description, limits, now)
         member.description, member.limits, member.is_serving = description, limits, True
         self._members.newest = member
-        member.most_in_flight = max(
-            options.window * description.geometry.num_stages, options.run_ahead
-        )
         state.description = description
         self._tell_model(event)
         _log.info(

@@ -26,7 +26,6 @@ class Member:
         command_step: Step id of a suspension or resumption in flight; None without any.
         device_memory_bytes: Device memory in use at the latest step.
         num_steps: Number of steps with an applied result since the start.
-        most_in_flight: Most steps that may ever be in flight: with so many no more is planned.
         look_at_s: Time from which its silence is judged again.
         drain_until_s: Time by which its requests must have ended or move; None while it is not to
             be given back.
@@ -47,7 +46,6 @@ class Member:
         "limits",
         "link",
         "look_at_s",
-        "most_in_flight",
         "num_moved",
         "num_steps",
         "port",
@@ -65,7 +63,6 @@ class Member:
         self.command_step: int | None = None
         self.device_memory_bytes = 0
         self.num_steps = 0
-        self.most_in_flight = 0
         self.look_at_s = 0.0
         self.drain_until_s: float | None = None
         self.num_moved = 0

@@ -322,6 +322,14 @@ class TestDepth:
         """
         assert 4 == self.rig(window=4, run_ahead=3).core.lookahead(0.001)
 
+    @pytest.mark.parametrize(("window", "run_ahead"), [(2, 6), (4, 3)])
+    def test_largest_depth_is_known_beforehand(self, window, run_ahead):
+        """
+        The port tells the most steps that may ever be in flight, which short steps reach.
+        """
+        core = self.rig(window=window, run_ahead=run_ahead).core
+        assert max(window, run_ahead) == core.most_in_flight == core.lookahead(0.001)
+
     def test_who_waits_is_not_made_to_wait_longer(self):
         """
         The window holds while a request waits or a prompt is under way.

@@ -169,9 +169,11 @@ class TestDepth:
     def test_each_lane_has_its_window(self, num_stages, window):
         """
         As many steps as stages times `window` are in flight while all lanes decode, and `window`
-        when one does.
+        when one does; more never are.
         """
-        rig = decoding(in_depth(num_stages, options=replace(BOLD, window=window)))
+        options = replace(BOLD, window=window, run_ahead=1)
+        rig = decoding(in_depth(num_stages, options=options))
+        assert num_stages * window == rig.core.most_in_flight
         assert num_stages * window == rig.core.lookahead(1.0)
         assert num_stages * window - 1 == len(rig.pending)
         for handle in range(1, 8):
