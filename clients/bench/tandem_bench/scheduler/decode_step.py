@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tandem.link.batch import Batch
-from tandem_bench.scheduler.service import BLOCK_SIZE, PARTS, BenchService, TurnCost
+from tandem_bench.scheduler.service import BLOCK_SIZE, BenchService, TurnCost
 
 WARM_UP_TURNS = 50
 _SHORTEST_PROMPT = 64
@@ -68,7 +68,6 @@ def measure_decode_step(
         assert _is_decode_only(batch, num_running)
         costs.append(cost)
     cpu_us = np.array([cost.cpu_us for cost in costs])
-    parts_us = np.median([cost.parts_us for cost in costs], axis=0).tolist()
     return StepCosts(
         running=num_running,
         waiting=num_waiting,
@@ -77,7 +76,10 @@ def measure_decode_step(
         median_us=float(np.median(cpu_us)),
         p99_us=float(np.percentile(cpu_us, 99)),
         wall_median_us=float(np.median([cost.wall_us for cost in costs])),
-        parts_us=dict(zip(PARTS, parts_us, strict=True)) if has_parts else {},
+        parts_us={
+            name: float(np.median([cost.parts_us[name] for cost in costs]))
+            for name in costs[0].parts_us
+        },
     )
 
 

@@ -48,13 +48,13 @@ class TurnCost:
     Attributes:
         cpu_us: CPU of the thread.
         wall_us: Wall time.
-        parts_us: CPU of each of `PARTS`; zeros where they are not asked for, as asking for them
-            makes turns dearer.
+        parts_us: CPU of each of `PARTS`, by its name; empty where they are not asked for, as asking
+            for them makes turns dearer.
     """
 
     cpu_us: float
     wall_us: float
-    parts_us: tuple[float, ...]
+    parts_us: dict[str, float]
 
 
 class Sink:
@@ -116,8 +116,8 @@ class BenchService:
         self._end.on_attached(
             Attached(boot_id=_BOOT_ID, last_received_step_id=0, last_completed_step_id=0)
         )
-        self._has_parts = has_parts
-        self._parts_ns = dict.fromkeys(PARTS, 0)
+        self._parts = PARTS if has_parts else ()
+        self._parts_ns: dict[str, int] = {}
         self._part_began_ns = 0
         self._random = np.random.default_rng(0)
         # Drawn once: drawing costs as much as a turn, and would leave its caches cold.
@@ -155,7 +155,7 @@ class BenchService:
         """Do one turn; return the last batch that was sent, if any, and the turn's cost."""
         self._now_s += 0.02
         result = self._results.popleft() if self._results else None
-        self._parts_ns = dict.fromkeys(PARTS, 0)
+        self._parts_ns = dict.fromkeys(self._parts, 0)
         self._part_began_ns = time.thread_time_ns()
         wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         batches = self._one_turn(result, self._now_s)
@@ -163,7 +163,7 @@ class BenchService:
         wall_ns = time.perf_counter_ns() - wall_ns
         for step_id, batch in batches:
             self._results.append(self._result(batch, step_id))
-        parts_us = tuple(self._parts_ns[name] / 1e3 for name in PARTS)
+        parts_us = {name: spent_ns / 1e3 for name, spent_ns in self._parts_ns.items()}
         cost = TurnCost(cpu_ns / 1e3, wall_ns / 1e3, parts_us)
         return batches[-1][1] if batches else None, cost
 
@@ -190,7 +190,7 @@ class BenchService:
 
     def _end_part(self, name: str) -> None:
         """Add the CPU time since the part before to this one, where parts are asked for."""
-        if self._has_parts:
+        if self._parts:
             self._parts_ns[name] += time.thread_time_ns() - self._part_began_ns
             self._part_began_ns = time.thread_time_ns()
 
