@@ -129,7 +129,6 @@ def _serve(loaded: LoadedSettings, leader: Leader | None = None) -> int:
     # seconds that --help and a mistyped flag need not wait for.
     from executor_svc.engine import load_engine  # noqa: PLC0415
     from executor_svc.profile.torch_recorder import begin_in_this_thread  # noqa: PLC0415
-    from executor_svc.server.loaded import credit  # noqa: PLC0415
     from executor_svc.server.server import ExecutorServer  # noqa: PLC0415
     from tandem.network.link_token import LinkToken  # noqa: PLC0415
 
@@ -147,7 +146,6 @@ def _serve(loaded: LoadedSettings, leader: Leader | None = None) -> int:
         lambda on_fatal: ExecutorServer(
             lambda boot_id: load(boot_id, on_fatal),
             on_fatal,
-            max_inflight_steps=credit(settings.pp_size),
             tls=settings.tls,
             token=token,
             insecure_link=settings.insecure_link,

@@ -24,7 +24,7 @@ from executor_svc.server.call_places import (
 )
 from executor_svc.server.health import HealthServicer
 from executor_svc.server.interceptor import ErrorInterceptor
-from executor_svc.server.loaded import HEARTBEAT_INTERVAL_S, MAX_INFLIGHT_STEPS, Engine
+from executor_svc.server.loaded import HEARTBEAT_INTERVAL_S, Engine
 from executor_svc.server.progress import Progress
 from executor_svc.server.runner_thread import RunnerThread
 from executor_svc.server.service import SERVICE_NAME, ExecutorService
@@ -84,7 +84,6 @@ class ExecutorServer:
         load: Callable[[str], Engine],
         on_fatal: Callable[[TandemError], None],
         *,
-        max_inflight_steps: int = MAX_INFLIGHT_STEPS,
         tls: ServerTls | None = None,
         token: LinkToken | None = None,
         insecure_link: bool = False,
@@ -95,7 +94,6 @@ class ExecutorServer:
             on_fatal: Called when an error ends the runner, result or heartbeat thread, on that
                 thread; also when a new session waits for a step that is stuck, because this process
                 will never serve it.
-            max_inflight_steps: Credit of schedulers; equal to that of the engine's description.
             tls: Files to listen with; None for plain text.
             token: Token that calls must carry, but for health and reflection; None for none.
             insecure_link: True if it may serve every caller where other machines can reach it.
@@ -115,7 +113,7 @@ class ExecutorServer:
         self._place: ListenAddress | None = None
         self.has_abandoned_step = False
         self._progress = Progress()
-        self._link = StepLink(self.boot_id, max_inflight_steps, progress=self._progress)
+        self._link = StepLink(self.boot_id, progress=self._progress)
         self.profiles = Profiles(self._link.between_steps, lambda: self._link.stopped_by)
         self._service = ExecutorService(self._link, self.profiles, self.boot_id)
         self._health = HealthServicer(("", READY, PROGRESS))
@@ -228,6 +226,7 @@ class ExecutorServer:
         return server
 
     def _on_ready(self, engine: Engine) -> None:
+        self._link.give_credit(engine.description.max_inflight_steps)
         self._service.engine = engine
         self._health.set(READY, serving=True)
         about = engine.description

@@ -61,18 +61,16 @@ class StepLink:
     def __init__(
         self,
         boot_id: str,
-        max_inflight_steps: int,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         progress: Progress | None = None,
     ) -> None:
         """
         Args:
             boot_id: Id of this process.
-            max_inflight_steps: Credit of schedulers.
             clock_ns: Clock of monotonic time in nanoseconds.
             progress: Learns which step is running and how long steps take.
         """
-        self._end = ExecutorEnd(boot_id, max_inflight_steps)
+        self._end = ExecutorEnd(boot_id)
         self._clock_ns = clock_ns
         self._progress = progress or Progress()
         self._lock = threading.Lock()
@@ -84,6 +82,11 @@ class StepLink:
         self._stopped_by: TandemError | None = None
         self._last_reset: SlotReset | None = None
         self._beat_s = self._now_s()
+
+    def give_credit(self, max_inflight_steps: int) -> None:
+        """Let schedulers send so many steps ahead, as the loaded engine describes it."""
+        with self._lock:
+            self._end.give_credit(max_inflight_steps)
 
     def open_session(
         self, scheduler: SchedulerId, *, take_over: bool, lease_s: float

@@ -305,7 +305,9 @@ class TestLease:
 
     @pytest.fixture
     def link(self, clock):
-        return StepLink("boot", 4, clock)
+        link = StepLink("boot", clock)
+        link.give_credit(4)
+        return link
 
     def test_lease_ends_without_a_sign_of_life(self, link, clock):
         """

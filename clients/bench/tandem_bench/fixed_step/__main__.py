@@ -45,7 +45,6 @@ def _serve(settings: FixedStepSettings) -> int:
         lambda on_fatal: ExecutorServer(
             lambda boot_id: load_fixed_step(settings, boot_id, account),
             on_fatal,
-            max_inflight_steps=settings.max_inflight_steps,
             insecure_link=True,  # no prompt that means anything reaches it
         ),
         listen=settings.listen,

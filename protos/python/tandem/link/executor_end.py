@@ -67,7 +67,12 @@ class ExecutorEnd:
         "session_epoch",
     )
 
-    def __init__(self, boot_id: str, max_inflight_steps: int) -> None:
+    def __init__(self, boot_id: str, max_inflight_steps: int = 0) -> None:
+        """
+        Args:
+            boot_id: Boot id of this process.
+            max_inflight_steps: Credit of schedulers; 0 where `give_credit` tells it later.
+        """
         self.boot_id = boot_id
         self._max_inflight_steps = max_inflight_steps
         self.session_epoch = 0
@@ -91,6 +96,10 @@ class ExecutorEnd:
         self._lost_because = ""
         self._lost_metadata = LossCause.PROTOCOL.as_metadata()
         self._failed_step_id = 0
+
+    def give_credit(self, max_inflight_steps: int) -> None:
+        """Let schedulers send so many steps ahead of the results that they have acknowledged."""
+        self._max_inflight_steps = max_inflight_steps
 
     @property
     def can_execute(self) -> bool:
