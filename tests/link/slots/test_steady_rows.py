@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tandem.errors import SessionLost
+from tandem.link import MAX_STAGES
 from tandem.link.batch import Batch
 from tandem.link.slots.slot_state import MAX_STEADY, SlotState
 from tests.link.slots.whole_hash import hash_from_scratch
@@ -331,18 +332,39 @@ class TestLanes:
         lane = self.LANES[0]
         assert is_repeated(slots, lane_step(slots, lane, self.full(slots, lane, 80)))
 
-    def test_few_sets_of_rows_are_kept(self):
-        """
-        The number of sets that are kept is bounded, however many there are.
-        """
-        slots = SlotState(64, WIDTH, BLOCK_SIZE, NUM_BLOCKS)
-        for slot in range(64):
+    def one_slot_lanes(self, num_lanes: int) -> SlotState:
+        """Return slots of as many lanes, one each, with one token."""
+        slots = SlotState(num_lanes, WIDTH, BLOCK_SIZE, NUM_BLOCKS)
+        for slot in range(num_lanes):
             slots.apply(Batch(
                 admits=(admission(slot, 1, 1, [slot + 1]),), row_slot=ints(slot), row_start=ints(0),
                 row_num_tokens=ints(1), row_flags=flags(1),
             ))  # fmt: skip
-        for _ in range(3):
-            for slot in range(64):
+        return slots
+
+    def test_lanes_of_the_most_stages_are_repetitions(self):
+        """
+        The third step of each lane is a repetition, with as many lanes as there may be stages.
+        """
+        slots = self.one_slot_lanes(MAX_STAGES)
+        for _ in range(2):
+            for slot in range(MAX_STAGES):
                 slots.apply(lane_step(slots, (slot,)))
-        assert len(slots._steady) <= MAX_STEADY
+        for slot in range(MAX_STAGES):
+            step = lane_step(slots, (slot,))
+            assert is_repeated(slots, step)
+            slots.apply(step)
+
+    def test_few_sets_of_rows_are_kept(self):
+        """
+        The number of sets that are kept is bounded, however many there are; the newest stay.
+        """
+        num_lanes = MAX_STEADY + 6
+        slots = self.one_slot_lanes(num_lanes)
+        for slot in range(num_lanes):
+            for _ in range(2):
+                slots.apply(lane_step(slots, (slot,)))
+        assert MAX_STEADY == len(slots._steady) == slots._is_steady.sum()
         assert len(slots._recent_rows) <= MAX_STEADY
+        repeated = [is_repeated(slots, lane_step(slots, (slot,))) for slot in range(num_lanes)]
+        assert [False] * 6 + [True] * MAX_STEADY == repeated

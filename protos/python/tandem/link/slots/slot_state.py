@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
+from numpy.typing import NDArray
 
+from tandem.link import MAX_STAGES
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column
 from tandem.link.slots.batch_check import check_batch
 from tandem.link.slots.slot_columns import SlotColumns
@@ -20,10 +22,10 @@ from tandem.link.slots.state_hash import (
 )
 from tandem.link.slots.steady_rows import SteadyRows
 
-MAX_STEADY = 16
+MAX_STEADY = MAX_STAGES
 """
-Most sets of rows that may be repeated in turn, one for each lane of the scheduler's. With more
-lanes each batch is checked in full, which is slower and as right.
+Most sets of rows that may be repeated in turn: one for each lane of the scheduler's, so that none
+pushes out another that is next. The next one is looked for first, so many cost no more than few.
 """
 
 
@@ -35,7 +37,7 @@ class SlotState(SlotColumns):
     the blocks of a released slot are read once.
     """
 
-    __slots__ = ("_block_keys", "_hash", "_length_key", "_recent_rows", "_steady")
+    __slots__ = ("_block_keys", "_hash", "_is_steady", "_length_key", "_recent_rows", "_steady")
 
     def __init__(
         self,
@@ -51,8 +53,10 @@ class SlotState(SlotColumns):
         self._length_key: UInt64Column = np.zeros(num_slots, np.uint64)
         self._recent_rows: deque[bytes] = deque(maxlen=MAX_STEADY)
         """Slots of the rows of the latest batches that were checked in full, as bytes."""
-        self._steady: deque[SteadyRows] = deque(maxlen=MAX_STEADY)
+        self._steady: deque[SteadyRows] = deque()
         """Rows that the next batch may repeat, of disjoint slots; those of the last batch last."""
+        self._is_steady: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        """True for each slot of these rows."""
 
     @property
     def state_hash(self) -> int:
@@ -97,8 +101,7 @@ class SlotState(SlotColumns):
         ):
             column.fill(0)
         self._hash = StateHash()
-        self._steady.clear()
-        self._recent_rows.clear()
+        self._forget_rows()
 
     def _release(self, slot: int) -> None:
         blocks = self.blocks_of(slot)
@@ -166,14 +169,21 @@ class SlotState(SlotColumns):
             return
         blocks = batch.append_block.astype(np.intp)
         if not SteadyRows.is_decode(batch) or self.num_holders[blocks].any():
-            self._steady.clear()
-            self._recent_rows.clear()
+            self._forget_rows()
             return
         touched = np.concatenate([batch.row_slot, batch.append_slot])
-        kept = [steady for steady in self._steady if not np.isin(steady.slot, touched).any()]
-        if len(kept) < len(self._steady):
-            self._steady.clear()
-            self._steady.extend(kept)
+        if not self._is_steady[touched].any():
+            return
+        for steady in list(self._steady):
+            if np.isin(steady.slot, touched).any():
+                self._steady.remove(steady)
+                self._is_steady[steady.slot] = False
+
+    def _forget_rows(self) -> None:
+        """Let no batch count as a repetition before one was checked in full twice."""
+        self._steady.clear()
+        self._recent_rows.clear()
+        self._is_steady.fill(False)
 
     def _expect_repetition(self, batch: Batch) -> None:
         """Prepare for further repetitions after a second batch of the same decode rows."""
@@ -182,7 +192,10 @@ class SlotState(SlotColumns):
             keys = self._length_key[batch.row_slot.astype(np.intp)]
             steady = SteadyRows(self, batch, int(keys.sum()))
             if steady.is_regular:
+                if len(self._steady) == MAX_STEADY:
+                    self._is_steady[self._steady.popleft().slot] = False
                 self._steady.append(steady)
+                self._is_steady[steady.slot] = True
                 return
         self._recent_rows.append(row_slot)
 
