@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import structlog
 
 from scheduler_svc.core.queue.retry_advice import RetryAdvice
-from scheduler_svc.frontend.identity.call_window import FewGuard
+from scheduler_svc.frontend.identity.call_window import FewGuard, num_kept
 from tandem.errors import QueueFull
 
 _SERVICE = "/tandem.inference.v1.InferenceService"
@@ -17,8 +17,6 @@ PLACED = frozenset(f"{_SERVICE}/{name}" for name in ("Generate", "Complete"))
 """Methods of whose calls each takes a place in the core until it ends."""
 SHARED = PLACED | {f"{_SERVICE}/{name}" for name in ("Tokenize", "Detokenize")}
 """Methods whose calls count: they take a place, or only this frontend's time."""
-PLACES_PER_LEFT = 8
-"""One of so many places is left to tenants with few, while there are such."""
 LOG_INTERVAL_S = 1.0
 """Seconds from one line about refused calls to the next; thousands may be refused in between."""
 
@@ -77,9 +75,10 @@ class CallShares:
     who has few.
 
     Where all requests of the core run, it has none that could make room. So for `GUARD_S` after a
-    call of a tenant with few, an eighth of the places counts as taken for others that have their
-    share, in each frontend for itself: with several, greedy tenants have all places where each of
-    them has fewer calls than that leaves. A tenant that is alone has all places.
+    call of a tenant with few, an eighth of the places, at least one, counts as taken for others
+    that have their share. Each frontend counts its own calls: with several, greedy tenants have all
+    places where each frontend has fewer calls than that leaves. A tenant that is alone has all
+    places.
 
     A call counts once, however many choices and log probabilities it asks for: that is not known
     before it is read, and it takes no more of what is shared here, which is the way of a message to
@@ -112,7 +111,7 @@ class CallShares:
                 share of them.
         """
         num_calls = self._placed.num_calls
-        num_left = self._num_left(tenant)
+        num_left = num_kept(self._max_calls) if self._few.is_on(tenant) else 0
         num_places = self._max_calls - num_left
         if num_calls < num_places:
             return
@@ -129,12 +128,6 @@ class CallShares:
             metadata={"limit": "max_num_seqs", "value": str(self._max_calls)},
             retry_after_s=self._advice.after_ends(1, self._clock()),
         )
-
-    def _num_left(self, tenant: str) -> int:
-        """Return how many places are left to tenants with few by one with its share."""
-        if not self._few.is_on(tenant):
-            return 0
-        return min(self._max_calls - 1, max(1, self._max_calls // PLACES_PER_LEFT))
 
     def num_alike(self, *, takes_place: bool) -> int:
         """Return how many calls are served that take a place, or how many that take none."""

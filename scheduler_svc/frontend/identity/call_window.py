@@ -8,9 +8,18 @@ LATE_S = 0.0012
 """Lateness of a timer from which the loop counts as late."""
 GUARD_S = 1.0
 """Seconds for which calls are held back after the last one of a tenant with few."""
+_PLACES_PER_KEPT = 8
 _SHRINK = 0.97
 _GROW = 0.1
 """Change of the window by one timer that was late, and by one that was not."""
+
+
+def num_kept(num_places: int) -> int:
+    """
+    Return how many places tenants with few calls always find beside those with many, and those with
+    many beside them: an eighth of all, at least one, but never all.
+    """
+    return min(num_places - 1, max(1, num_places // _PLACES_PER_KEPT))
 
 
 class FewGuard:
@@ -50,7 +59,7 @@ class CallWindow:
     where about one timer in twenty is late.
 
     It costs throughput, so it holds a tenant only for `GUARD_S` after a call of another one that
-    has few, and never goes below an eighth of the places. Pure; the clock is given.
+    has few, and never goes below an eighth of the places, nor below one. Pure; the clock is given.
     """
 
     def __init__(self, max_calls: int, clock: Callable[[], float]) -> None:
@@ -60,7 +69,7 @@ class CallWindow:
             clock: Monotonic clock.
         """
         self._few = FewGuard(clock)
-        self._least = max(1.0, max_calls / 8)
+        self._least = max(1.0, float(num_kept(max_calls)))
         self._most = max(1.0, float(max_calls))
         self._size = max(1.0, max_calls / 4)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_svc.frontend.identity.call_window import GUARD_S, LATE_S, CallWindow
+from scheduler_svc.frontend.identity.call_window import GUARD_S, LATE_S, CallWindow, num_kept
 
 LATE = 2 * LATE_S
 IN_TIME = LATE_S / 2
@@ -67,6 +67,15 @@ def test_tenant_is_not_held_for_itself(window, clock):
     assert not window.is_open("greedy", 256)
     clock.now_s += GUARD_S
     assert window.is_open("greedy", 256)
+
+
+@pytest.mark.parametrize(("num_places", "num_left"), [(1, 0), (2, 1), (15, 1), (16, 2), (256, 32)])
+def test_an_eighth_is_kept_but_one_at_least_and_never_all(num_places, num_left):
+    """
+    Tenants with few and those with many always find an eighth of the places beside the others, at
+    least one of several.
+    """
+    assert num_left == num_kept(num_places)
 
 
 def test_late_timers_shrink_it_to_an_eighth_of_the_places(window):
