@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Sequence
 
 import structlog
 
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
-from tandem.errors import ExecutorLost, OutOfMemory, SessionLost, TandemError
+from tandem.errors import OutOfMemory, SessionLost, TandemError
 from tandem.link.batch import Batch
 from tandem.link.commands import KvMode
 from tandem.link.results import StepResult
@@ -18,14 +17,9 @@ from tandem_embedded.backend import Backend
 from tandem_embedded.ledger import Ledger
 from tandem_embedded.parallel.accord import Accord, Call
 from tandem_embedded.parallel.lane import Lane
+from tandem_embedded.parallel.retries import Retries
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
-
-MAX_STEP_RETRIES = 2
-"""
-Number of times in a row that a runner's failed step is recomputed before all requests fail; with
-several runners, so many for each, and none of them may have got on meanwhile, nor be about to.
-"""
 
 _EXPECTED = (TandemError, RuntimeError, MemoryError)
 """Errors of a step that is recomputed without the caller's knowing."""
@@ -75,8 +69,7 @@ class Driver:
             )
             for port, backend in zip(ports, backends, strict=True)
         ]
-        self._failures_in_a_row = Counter[int]()
-        """Failed steps since the last applied result of any runner, by the runner's number."""
+        self._retries = Retries(len(backends))
 
     @property
     def is_suspended(self) -> bool:
@@ -100,7 +93,7 @@ class Driver:
     def turn(self) -> None:
         """
         Plan a batch for each runner that is free, and apply all results that are due; wait for the
-        first of them if none has arrived.
+        first of them if none has arrived. Where no runner may get on, all requests fail instead.
 
         Raises:
             TandemError: A step failed on a rank of several.
@@ -108,9 +101,8 @@ class Driver:
         while True:
             self._changed.clear()
             with self._lock:
-                now = self._accord.now()
-                for lane in self._lanes:
-                    lane.plan(now)
+                if not self._plan(self._accord.now()):
+                    break
             self._agree_on_plan()
             for lane in self._lanes:
                 lane.start()
@@ -159,6 +151,32 @@ class Driver:
         for lane in self._lanes:
             lane.close()
         self._accord.close()
+
+    def _plan(self, now: float) -> bool:
+        """
+        Plan the next step of each runner that is free; the core's lock is held.
+
+        A runner without retries left is as if away while another has a step: the core offers what
+        waits to the others.
+
+        Returns:
+            False if all requests failed instead, as no runner may get on (see `Retries`).
+        """
+        able, spent = [], []
+        for lane in self._lanes:
+            (able if self._retries.are_left(lane.port.number) else spent).append(lane)
+        for lane in able:
+            lane.plan(now)
+        if not spent or any(lane.has_step for lane in able):
+            return True
+        error = self._retries.final_error
+        if error is not None:
+            self._core.fail_all(error, now)
+            self._retries.reset()
+            return False
+        for lane in spent:
+            lane.plan(now)
+        return True
 
     def _agree_on_plan(self) -> None:
         """
@@ -257,11 +275,12 @@ class Driver:
             now = self._accord.now()
             lane.port.apply(result, now)
             self._ledger.settle(self._core, now)
-        self._failures_in_a_row.clear()
+        if len(result.token):
+            self._retries.reset()
 
     def _recover(self, lane: Lane, error: Exception) -> None:
         """
-        Start over with an empty runner, or fail all requests after too many failures in a row.
+        Start over with an empty runner.
 
         A step that ran out of memory does not count as a failure: the core makes the next steps
         smaller, and ends a request that lacks memory even when it runs alone. Where there are other
@@ -283,21 +302,4 @@ class Driver:
             _log.warning("step_failed", runner=lane.port.number, error=repr(error))
             is_blamed = len(self._lanes) > 1 and not isinstance(error, SessionLost)
             lane.port.executor_lost(now, 0 if is_blamed else None)
-            self._failures_in_a_row[lane.port.number] += 1
-            num_failures = self._failures_in_a_row.total()
-            if num_failures > MAX_STEP_RETRIES * len(self._lanes) and not self._may_get_on():
-                self._core.fail_all(_step_error(error, num_failures), now)
-                self._failures_in_a_row.clear()
-
-    def _may_get_on(self) -> bool:
-        """Return True while a step is under way at a runner that has not failed too often."""
-        return any(
-            lane.is_under_way and self._failures_in_a_row[lane.port.number] <= MAX_STEP_RETRIES
-            for lane in self._lanes
-        )
-
-
-def _step_error(error: Exception, num_failures: int) -> TandemError:
-    if isinstance(error, TandemError):
-        return error
-    return ExecutorLost(f"computing a step failed {num_failures} times in a row: {error}")
+        self._retries.note_failure(lane.port.number, error)

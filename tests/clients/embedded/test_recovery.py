@@ -6,6 +6,8 @@ import pytest
 
 from tandem.engine_config import EngineConfig
 from tandem.errors import SessionLost
+from tandem.link.batch import Batch
+from tandem.link.results import StepResult
 from tandem_embedded import (
     CoreOptions,
     EngineMemoryError,
@@ -56,6 +58,26 @@ class TestRecovery:
             assert "device is gone" in request.error.message
         engine.submit_request("abc", EIGHT)
         assert expected("abc", 8) == engine.run()[0].output_tokens
+
+    def test_prompt_that_fails_at_a_later_chunk_fails_its_request(self):
+        """
+        A step that computes a chunk of a prompt and no token does not count as success: the step
+        behind it is tried three times, like any other.
+        """
+        engine, runner = engine_and_runner()
+        execute, failed = runner.execute, []
+
+        def fail_later(batch: Batch, step_id: int) -> StepResult:
+            if any(batch.row_start > 0):
+                failed.append(step_id)
+                raise RuntimeError("device is gone")
+            return execute(batch, step_id)
+
+        runner.execute = fail_later
+        engine.submit_request([5] * 50, EIGHT)
+        (completed,) = [request for _ in range(20) for request in engine.step()]
+        assert "device is gone" in completed.error.message
+        assert 3 == len(failed)
 
 
 class TestOutOfMemory:

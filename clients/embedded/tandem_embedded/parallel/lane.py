@@ -129,6 +129,11 @@ class Lane:
         return self._under_way.popleft().result()
 
     @property
+    def has_step(self) -> bool:
+        """True while a step is planned, or has no applied result."""
+        return self._planned is not None or self.is_under_way
+
+    @property
     def is_under_way(self) -> bool:
         """True while a step has no applied result."""
         return bool(self._under_way)

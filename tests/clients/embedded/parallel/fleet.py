@@ -36,35 +36,29 @@ class WatchedRunner(FakeRunner):
 
 
 class Turns:
-    """
-    Two runners whose steps fail, each once the other has begun another one; after so many failures,
-    or after `end`, their steps are sound.
-    """
+    """Two runners whose first steps fail, each once the other has begun its next one of these."""
 
     def __init__(self, num_failures: int) -> None:
-        self._left = num_failures
+        """
+        Args:
+            num_failures: Number of steps of each runner that fail.
+        """
+        self._num_failures = num_failures
         self._begun = [0, 0]
         self._changed = threading.Condition()
 
     def fail(self, number: int) -> None:
-        """Raise the error of a runner's step, in its turn."""
+        """Raise the error of a runner's step, in its turn, if it is one of these."""
         other = 1 - number
         with self._changed:
             self._begun[number] += 1
             self._changed.notify_all()
-            wanted = self._begun[number] + number  # the first runner fails first
-            assert self._changed.wait_for(
-                lambda: not self._left or self._begun[other] >= wanted, TURN_S
-            )
-            if self._left:
-                self._left -= 1
-                raise SessionLost("a step failed in its turn")
-
-    def end(self) -> None:
-        """Let all steps be sound from now on."""
-        with self._changed:
-            self._left = 0
-            self._changed.notify_all()
+            if self._begun[number] > self._num_failures:
+                return
+            # The first runner fails first, and the second one last.
+            wanted = min(self._begun[number] + number, self._num_failures)
+            assert self._changed.wait_for(lambda: self._begun[other] >= wanted, TURN_S)
+            raise SessionLost("a step failed in its turn")
 
 
 def fleet(

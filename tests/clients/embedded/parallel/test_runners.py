@@ -5,16 +5,13 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from itertools import count
 
 import pytest
 
 from scheduler_svc.core.request.options import Routing
-from scheduler_svc.core.scheduler import Scheduler
-from tandem.errors import OutOfMemory, TandemError
+from tandem.errors import OutOfMemory
 from tandem_embedded import (
     CoreOptions,
-    ExecutionError,
     FinishReason,
     SchedulerError,
 )
@@ -22,7 +19,6 @@ from tests.clients.embedded.fake_backend import expected
 from tests.clients.embedded.parallel.fleet import (
     EIGHT,
     SHORT_PROMPTS,
-    Turns,
     by_id,
     check_all,
     fleet,
@@ -222,133 +218,6 @@ class TestSuspension:
         assert engine.is_suspended
         runners[1].resume = resume
         engine.resume()
-        check_all(engine)
-
-
-class TestFailures:
-    @pytest.mark.parametrize("error", [RuntimeError("device"), OutOfMemory("full"), MemoryError()])
-    @pytest.mark.parametrize("window", [1, 2])
-    def test_step_that_fails_costs_no_request(self, error, window):
-        """
-        Requests of a runner whose step fails are computed again, there or elsewhere.
-        """
-        engine, runners = fleet(window=window)
-        submit_all(engine)
-        for _ in range(4):
-            engine.step()
-        runners[1].fail_next = [error, error]
-        check_all(engine)
-        assert 2 == runners[1].num_resets
-        assert 0 == runners[0].num_resets
-
-    def test_runner_that_always_fails_costs_no_request(self):
-        """
-        While another runner computes, no request fails of a runner that cannot.
-        """
-        engine, runners = fleet()
-
-        def fail(_batch) -> None:
-            raise RuntimeError("device is gone")
-
-        runners[0].before = fail
-        submit_all(engine)
-        check_all(engine)
-
-    @pytest.mark.parametrize("num_failures", [1, 5, 9])
-    def test_runner_that_fails_while_another_computes_costs_no_request(self, num_failures):
-        """
-        However often one runner fails while another computes its first step, no request fails.
-        """
-        engine, runners = fleet()
-        has_failed = threading.Event()
-        failures = count(1)
-
-        def fail(_batch) -> None:
-            if next(failures) >= num_failures:
-                has_failed.set()
-            raise RuntimeError("device is gone")
-
-        def wait(_batch) -> None:
-            assert has_failed.wait(ENOUGH_S)
-
-        runners[0].before, runners[1].before = fail, wait
-        submit_all(engine)
-        check_all(engine)
-
-    def test_requests_fail_where_runners_fail_in_turn(self, monkeypatch):
-        """
-        Runners that only fail end all requests, also where each fails while the other computes and
-        no request is blamed; the engine can be used once they work.
-        """
-        engine, runners = fleet()
-        turns = Turns(num_failures=40)
-        fail_all = Scheduler.fail_all
-
-        def give_up(core: Scheduler, error: TandemError, now: float) -> None:
-            fail_all(core, error, now)
-            turns.end()
-
-        monkeypatch.setattr(Scheduler, "fail_all", give_up)
-        for number, runner in enumerate(runners):
-            runner.before = lambda _batch, number=number: turns.fail(number)
-        submit_all(engine)
-        completed = engine.run()
-        assert len(SHORT_PROMPTS) == len(completed)
-        assert all("failed in its turn" in str(request.error) for request in completed)
-        submit_all(engine)
-        check_all(engine)
-
-    def test_request_that_no_runner_survives_fails_alone(self):
-        """
-        A request under which every step fails ends with an error; the others get their tokens.
-        """
-        engine, runners = fleet()
-
-        def fail(batch) -> None:
-            if any(9 in admission.token_ids for admission in batch.admits):
-                raise RuntimeError("a bug")
-
-        for runner in runners:
-            runner.before = fail
-        poison = engine.submit_request([9, 9, 9], EIGHT)
-        submit_all(engine)
-        failed, *others = by_id(engine.run())
-        assert poison == failed.request_id
-        assert isinstance(failed.error, ExecutionError)
-        assert [expected(prompt, 8) for prompt in SHORT_PROMPTS] == [
-            one.output_tokens for one in others
-        ]
-        engine.check_integrity()
-
-    def test_requests_fail_where_nothing_can_be_computed(self):
-        """
-        With every runner broken all requests fail, and the engine can be used once they work.
-        """
-        engine, runners = fleet()
-
-        def fail(_batch) -> None:
-            raise RuntimeError("device is gone")
-
-        for runner in runners:
-            runner.before = fail
-        submit_all(engine)
-        assert all(request.error is not None for request in engine.run())
-        for runner in runners:
-            runner.before = lambda _batch: None
-        submit_all(engine)
-        found = [request.output_tokens for request in by_id(engine.run())]
-        assert [expected(prompt, 8) for prompt in SHORT_PROMPTS] == found
-
-    def test_bug_of_a_runner_is_raised_and_the_engine_goes_on(self):
-        """
-        An error that no step should raise reaches the caller once, and no request is lost.
-        """
-        engine, runners = fleet()
-        submit_all(engine)
-        engine.step()
-        runners[1].fail_next = [ValueError("a bug")]
-        with pytest.raises(ValueError, match="a bug"):
-            engine.run()
         check_all(engine)
 
 
