@@ -38,7 +38,6 @@ class Driver:
         backends: The runners, each of which becomes an executor of the core.
         ledger: Ledger, shared with threads that submit.
         lock: Guards core and ledger; never held while a step computes.
-        window: Number of steps planned before the first of them is applied, at least 1.
         accord: The time, and the other ranks if the one runner has a share of a model.
     """
 
@@ -50,7 +49,6 @@ class Driver:
         ledger: Ledger,
         lock: threading.Lock,
         *,
-        window: int,
         accord: Accord,
     ) -> None:
         self._core = core
@@ -63,7 +61,6 @@ class Driver:
             Lane(
                 port,
                 backend,
-                window=window,
                 is_alone=len(backends) == 1,
                 on_done=self._changed.set,
             )

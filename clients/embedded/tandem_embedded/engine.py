@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Self, Unpack
 
@@ -30,7 +29,7 @@ from tandem_embedded.results import CompletedRequest
 from tandem_embedded.settings import (
     check_buffer,
     check_config,
-    check_options,
+    checked_options,
     kv_mode,
     model_directory,
 )
@@ -58,8 +57,8 @@ class InferenceEngine(EngineQueries):
             runners take the visible GPUs in turn, and a rank its current one.
         num_threads: Number of compute threads of the whole process; None = unchanged. Runners on
             the CPU divide them.
-        window: Steps planned before the first of them is applied; 1 = no lookahead. With several
-            stages so many for each, of requests that take turns.
+        window: Steps planned before the first of them is applied, 1 to 16; 1 = no lookahead. With
+            several stages so many for each, of requests that take turns.
         collect_margins: Report by how much each token won.
         batch_invariant: Give a request the same tokens, bit for bit, in any batch and with any
             chunks of its prompt; slower.
@@ -130,7 +129,7 @@ class InferenceEngine(EngineQueries):
         sizes = (data_parallel_size, tensor_model_parallel_size, pipeline_model_parallel_size)
         with engine_errors():
             check_config(config)
-            check_options(options, window)
+            options = checked_options(options, window)
             check_buffer(config, buffer_size_gb)
             self._kv_mode = kv_mode(kv_cache_management_mode)
             plan = parallel_sizes(sizes, aliases, type(self))
@@ -140,19 +139,18 @@ class InferenceEngine(EngineQueries):
             self._accord = accord_of(clock, groups, is_own=pg_collection is None)
             if not backends:
                 directory, count = model_directory(model_dir), plan.num_runners
-                common = (options, window, self._kv_mode)
+                common = (options, self._kv_mode)
                 config, backends = load_backends(
                     config, directory, settings, num_runners=count, groups=groups, arguments=common
                 )
                 tokenizer = tokenizer or tokenizer_of(directory)
-            self._start(config or EngineConfig(), backends, options, window, tokenizer)
+            self._start(config or EngineConfig(), backends, options, tokenizer)
 
     def _start(
         self,
         config: EngineConfig,
         backends: list[Backend],
         options: CoreOptions,
-        window: int,
         tokenizer: Tokenizer | None,
     ) -> None:
         self.config = config
@@ -160,8 +158,6 @@ class InferenceEngine(EngineQueries):
         self._vocab_size = backends[0].vocab_size
         self._tokenizer = tokenizer
         self._intake = Intake(tokenizer, backends[0].vocabulary, config.max_model_len)
-        if backends[0].num_stages > 1:  # the core knows how many lanes have steps under way
-            options = replace(options, window=window, run_ahead=window)
         self._core = Scheduler(config, backends[0].geometry(config), options)
         self._ledger = Ledger(tokenizer)
         self._next_id = 0
@@ -170,13 +166,7 @@ class InferenceEngine(EngineQueries):
         self._driving = threading.Lock()
         """Held by the thread that drives; guards the driver."""
         self._driver = Driver(
-            self._core,
-            config,
-            backends,
-            self._ledger,
-            self._lock,
-            window=window,
-            accord=self._accord,
+            self._core, config, backends, self._ledger, self._lock, accord=self._accord
         )
 
     def __enter__(self) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +36,13 @@ def check_config(config: EngineConfig | None) -> None:
     given.validate()
 
 
-def check_options(options: CoreOptions, window: int) -> None:
+def checked_options(options: CoreOptions, window: int) -> CoreOptions:
     """
-    Check the scheduling options.
+    Check the scheduling options and an engine's window; returns the options with that window.
 
     Raises:
         InvalidConfig: A value is out of range, or would have no effect in one process.
     """
-    options.validate()
-    if window < 1:
-        raise InvalidConfig(f"window must be at least 1, got {window}", field="window")
     for name in ("window", "run_ahead"):
         value = getattr(options, name)
         if value != getattr(CoreOptions(), name):
@@ -54,6 +52,9 @@ def check_options(options: CoreOptions, window: int) -> None:
                 "InferenceEngine(window=...) to plan steps before earlier ones are applied"
             )
             raise InvalidConfig(message, field=name)
+    options = replace(options, window=window, run_ahead=window)
+    options.validate()
+    return options
 
 
 def check_buffer(config: EngineConfig | None, buffer_size_gb: float | None) -> None:

@@ -290,13 +290,14 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("settings", "text"),
         [
-            ({"window": 0}, "window must be at least 1, got 0"),
+            ({"window": 0}, "window is 0: it must be from 1 to 16"),
+            ({"window": 17}, "window is 17: it must be from 1 to 16"),
             ({"options": CoreOptions(window=8)}, r"CoreOptions\.window is 8, which has no effect"),
             ({"options": CoreOptions(run_ahead=1)}, r"CoreOptions\.run_ahead is 1, which has no"),
             ({"kv_cache_management_mode": "keep"}, "choose one of persist, offload, recompute"),
             ({"buffer_size_gb": 0.0}, "buffer_size_gb must be over 0"),
         ],
-        ids=["window", "options-window", "run-ahead", "kv-mode", "buffer"],
+        ids=["no-window", "window", "options-window", "run-ahead", "kv-mode", "buffer"],
     )
     def test_a_wrong_setting_is_a_config_error(self, settings, text):
         """

@@ -17,7 +17,7 @@ from tandem_embedded.intake import Intake
 from tandem_embedded.ledger import Ledger
 from tandem_embedded.params import Vocabulary
 from tandem_embedded.results import CompletedRequest, MemoryStats, Request, RequestState
-from tandem_embedded.settings import check_options
+from tandem_embedded.settings import checked_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class Scheduler:
         options = CoreOptions(on_pressure=OnPressure.REFUSE) if options is None else options
         with engine_errors():
             config.validate()
-            check_options(options, window=1)
+            options = checked_options(options, window=1)
             self._core = Core(config, geometry_of(config), options)
         size = 2**31 - 1 if vocab_size is None else vocab_size
         vocabulary = Vocabulary(size=size, eos_token_ids=eos_token_ids)

@@ -25,7 +25,7 @@ class Lane:
     A runner and the core's port to it; the driver owns it and guards the port with its lock.
 
     A runner that is alone computes on the thread that drives, another on a thread of its own. Of a
-    model with several stages each has steps under way: `window` of each of the core's lanes.
+    model with several stages each has steps under way: so many of each of the core's lanes.
 
     Attributes:
         port: Port of the core.
@@ -38,7 +38,6 @@ class Lane:
         port: ExecutorPort,
         backend: Backend,
         *,
-        window: int,
         is_alone: bool,
         on_done: Callable[[], None],
     ) -> None:
@@ -46,7 +45,6 @@ class Lane:
         Args:
             port: Port of the core.
             backend: Runner and its device.
-            window: Number of steps planned before the first of them is applied, at least 1.
             is_alone: True for the only runner of an engine.
             on_done: Called after each step, on the runner's thread.
 
@@ -57,7 +55,6 @@ class Lane:
         self.port = port
         self.runner = backend.runner
         self.num_steps = 0
-        self._window = window
         self._launching: LaunchingRunner | None = None
         """The runner again, if its model has several stages: it launches steps, in lanes."""
         if backend.num_stages > 1:
@@ -85,10 +82,9 @@ class Lane:
 
     def plan(self, now: float) -> None:
         """Plan the next step, unless results are due first; the core's lock is held."""
-        # The core of an engine counts its window for each lane.
-        window = self._window if self._launching is None else self.port.lookahead(0.0)
-        self._num_ahead = window - 1
-        if self._has_failed or len(self._under_way) >= window:
+        most = self.port.lookahead(0.0)
+        self._num_ahead = most - 1
+        if self._has_failed or len(self._under_way) >= most:
             return
         batch = self.port.schedule(now)
         if batch is None:
