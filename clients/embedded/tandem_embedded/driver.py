@@ -16,8 +16,8 @@ from tandem.link.results import StepResult
 from tandem_embedded.backend import Backend
 from tandem_embedded.ledger import Ledger
 from tandem_embedded.parallel.accord import Accord, Call
-from tandem_embedded.parallel.lane import Lane
 from tandem_embedded.parallel.retries import Retries
+from tandem_embedded.parallel.worker import Worker
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -57,13 +57,8 @@ class Driver:
         self._accord = accord
         self._changed = threading.Event()
         ports = [core, *(core.attach(config, one.geometry(config)) for one in backends[1:])]
-        self._lanes = [
-            Lane(
-                port,
-                backend,
-                is_alone=len(backends) == 1,
-                on_done=self._changed.set,
-            )
+        self._workers = [
+            Worker(port, backend, is_alone=len(backends) == 1, on_done=self._changed.set)
             for port, backend in zip(ports, backends, strict=True)
         ]
         self._retries = Retries(len(backends))
@@ -71,17 +66,17 @@ class Driver:
     @property
     def is_suspended(self) -> bool:
         """True from `suspend` until `resume` has brought all runners back."""
-        return any(lane.port.is_suspended for lane in self._lanes)
+        return any(worker.port.is_suspended for worker in self._workers)
 
     @property
     def num_slots_in_use(self) -> int:
         """Number of requests that hold a slot of a runner."""
-        return sum(lane.port.num_slots_in_use for lane in self._lanes)
+        return sum(worker.port.num_slots_in_use for worker in self._workers)
 
     @property
     def steps_by_runner(self) -> tuple[int, ...]:
         """Number of steps that each runner was sent."""
-        return tuple(lane.num_steps for lane in self._lanes)
+        return tuple(worker.num_steps for worker in self._workers)
 
     def wake(self) -> None:
         """Let a turn that waits for results plan anew, as there is more for idle runners to do."""
@@ -101,10 +96,10 @@ class Driver:
                 if not self._plan(self._accord.now()):
                     break
             self._agree_on_plan()
-            for lane in self._lanes:
-                lane.start()
+            for worker in self._workers:
+                worker.start()
             self._agree_on_results()
-            if self._apply_due() or not any(lane.is_due for lane in self._lanes):
+            if self._apply_due() or not any(worker.is_due for worker in self._workers):
                 break
             self._changed.wait(self._patience_s())
         with self._lock:
@@ -123,13 +118,13 @@ class Driver:
             TandemError, RuntimeError or MemoryError: A step before the suspension failed otherwise.
         """
         with self._lock:
-            for lane in self._lanes:
-                lane.port.suspend(mode, self._accord.now())
-        for lane in self._lanes:
+            for worker in self._workers:
+                worker.port.suspend(mode, self._accord.now())
+        for worker in self._workers:
             try:
-                self._suspend(lane, mode)
+                self._suspend(worker, mode)
             except Exception as error:
-                self._undo_suspension(lane, error)
+                self._undo_suspension(worker, error)
                 raise
 
     def resume(self) -> None:
@@ -139,14 +134,14 @@ class Driver:
         Raises:
             OutOfMemory: The memory is taken. The suspension goes on, and may be ended later.
         """
-        for lane in self._lanes:
-            if lane.port.is_suspended:
-                self._resume(lane)
+        for worker in self._workers:
+            if worker.port.is_suspended:
+                self._resume(worker)
 
     def close(self) -> None:
         """Drop the runners, and end their threads after the steps that they compute."""
-        for lane in self._lanes:
-            lane.close()
+        for worker in self._workers:
+            worker.close()
         self._accord.close()
 
     def _plan(self, now: float) -> bool:
@@ -160,19 +155,19 @@ class Driver:
             False if all requests failed instead, as no runner may get on (see `Retries`).
         """
         able, spent = [], []
-        for lane in self._lanes:
-            (able if self._retries.are_left(lane.port.number) else spent).append(lane)
-        for lane in able:
-            lane.plan(now)
-        if not spent or any(lane.has_step for lane in able):
+        for worker in self._workers:
+            (able if self._retries.are_left(worker.port.number) else spent).append(worker)
+        for worker in able:
+            worker.plan(now)
+        if not spent or any(worker.has_step for worker in able):
             return True
         error = self._retries.final_error
         if error is not None:
             self._core.fail_all(error, now)
             self._retries.reset()
             return False
-        for lane in spent:
-            lane.plan(now)
+        for worker in spent:
+            worker.plan(now)
         return True
 
     def _agree_on_plan(self) -> None:
@@ -181,16 +176,16 @@ class Driver:
         before any of them computes: in a step a rank waits for the others without end.
         """
         if self._accord.is_shared:
-            (lane,) = self._lanes
-            self._accord.meet(Call.STEP, (lane.num_steps, lane.port.state_hash))
+            (worker,) = self._workers
+            self._accord.meet(Call.STEP, (worker.num_steps, worker.port.state_hash))
 
     def _agree_on_results(self) -> None:
-        """Agree with other ranks, if there are any, on known results and on the time."""
+        """Agree with other ranks, if there are any, on the results that are due and on the time."""
         if not self._accord.is_shared:
             return
-        (lane,) = self._lanes
+        (worker,) = self._workers
         try:
-            results = lane.known()
+            results = worker.due_results()
         except Exception as error:  # also of a bug, after which the ranks are not in step
             raise self._accord.stop(error) from error
         drawn = [(result.slot.tolist(), result.token.tolist()) for result in results]
@@ -199,14 +194,14 @@ class Driver:
     def _apply_due(self) -> bool:
         """Apply the results that are due and have arrived; return True if there were any."""
         has_applied = False
-        for lane in self._lanes:
+        for worker in self._workers:
             try:
-                while (result := lane.try_take()) is not None:
+                while (result := worker.try_take()) is not None:
                     has_applied = True
-                    self._apply(lane, result)
+                    self._apply(worker, result)
             except Exception as error:
                 has_applied = True
-                self._recover(lane, error)
+                self._recover(worker, error)
                 if not isinstance(error, _EXPECTED):
                     raise
         return has_applied
@@ -217,65 +212,65 @@ class Driver:
             until_s = self._core.next_deadline_s
         return None if until_s is None else max(until_s - self._accord.now(), 0.001)
 
-    def _suspend(self, lane: Lane, mode: KvMode) -> None:
-        self._apply_all(lane)
-        while self._is_waiting_for_releases(lane):
-            self._release(lane)
-        lane.call(lane.runner.suspend, mode)
-        self._acknowledge(lane)
+    def _suspend(self, worker: Worker, mode: KvMode) -> None:
+        self._apply_all(worker)
+        while self._is_waiting_for_releases(worker):
+            self._release(worker)
+        worker.suspend(mode)
+        self._acknowledge(worker)
 
-    def _undo_suspension(self, failed: Lane, error: Exception) -> None:
+    def _undo_suspension(self, failed: Worker, error: Exception) -> None:
         """Resume all runners after one of them could not be suspended."""
         with self._lock:
-            for lane in self._lanes:
-                lane.port.resume()
+            for worker in self._workers:
+                worker.port.resume()
         self._recover(failed, error)
-        for lane in self._lanes:
-            if lane is not failed and lane.port.is_command_due:
-                self._resume(lane)
+        for worker in self._workers:
+            if worker is not failed and worker.port.is_command_due:
+                self._resume(worker)
 
-    def _resume(self, lane: Lane) -> None:
-        lane.call(lane.runner.resume)
+    def _resume(self, worker: Worker) -> None:
+        worker.resume()
         with self._lock:
-            lane.port.resume()
-            lane.port.take_command()
+            worker.port.resume()
+            worker.port.take_command()
         try:
-            self._acknowledge(lane)
+            self._acknowledge(worker)
         except _EXPECTED as error:  # the runner is back, and starts over like after a failed step
-            self._recover(lane, error)
+            self._recover(worker, error)
 
-    def _apply_all(self, lane: Lane) -> None:
-        while lane.is_under_way:
-            self._apply(lane, lane.take())
+    def _apply_all(self, worker: Worker) -> None:
+        while worker.is_under_way:
+            self._apply(worker, worker.take())
 
-    def _is_waiting_for_releases(self, lane: Lane) -> bool:
+    def _is_waiting_for_releases(self, worker: Worker) -> bool:
         """Take the suspend command; return True if slots must be released before it."""
         with self._lock:
-            return lane.port.is_command_due and lane.port.take_command() is None
+            return worker.port.is_command_due and worker.port.take_command() is None
 
-    def _release(self, lane: Lane) -> None:
+    def _release(self, worker: Worker) -> None:
         """Execute the batch that releases slots, which a suspension waits for."""
         with self._lock:
-            batch, state_hash = lane.port.schedule(self._accord.now()), lane.port.state_hash
+            batch, state_hash = worker.port.schedule(self._accord.now()), worker.port.state_hash
         assert batch is not None
-        lane.send(batch, state_hash)
-        self._apply_all(lane)
+        worker.send(batch, state_hash)
+        self._apply_all(worker)
 
-    def _acknowledge(self, lane: Lane) -> None:
+    def _acknowledge(self, worker: Worker) -> None:
         """Apply the empty result of a command that was taken from the core."""
-        lane.send(Batch(), lane.port.state_hash)
-        self._apply_all(lane)
+        worker.send(Batch(), worker.port.state_hash)
+        self._apply_all(worker)
 
-    def _apply(self, lane: Lane, result: StepResult) -> None:
+    def _apply(self, worker: Worker, result: StepResult) -> None:
         with self._lock:
-            self._ledger.note_margins(lane.port, result)
+            self._ledger.note_margins(worker.port, result)
             now = self._accord.now()
-            lane.port.apply(result, now)
+            worker.port.apply(result, now)
             self._ledger.settle(self._core, now)
         if len(result.token):
             self._retries.reset()
 
-    def _recover(self, lane: Lane, error: Exception) -> None:
+    def _recover(self, worker: Worker, error: Exception) -> None:
         """
         Start over with an empty runner.
 
@@ -289,14 +284,14 @@ class Driver:
         """
         if self._accord.is_shared:
             raise self._accord.stop(error) from error
-        lane.start_over()
+        worker.start_over()
         with self._lock:
             now = self._accord.now()
             # Results before that of the step that failed were applied: it is the oldest in flight.
             if isinstance(error, OutOfMemory | MemoryError):
-                lane.port.executor_lost(now, 0, out_of_memory=True)
+                worker.port.executor_lost(now, 0, out_of_memory=True)
                 return
-            _log.warning("step_failed", runner=lane.port.number, error=repr(error))
-            is_blamed = len(self._lanes) > 1 and not isinstance(error, SessionLost)
-            lane.port.executor_lost(now, 0 if is_blamed else None)
-        self._retries.note_failure(lane.port.number, error)
+            _log.warning("step_failed", runner=worker.port.number, error=repr(error))
+            is_blamed = len(self._workers) > 1 and not isinstance(error, SessionLost)
+            worker.port.executor_lost(now, 0 if is_blamed else None)
+        self._retries.note_failure(worker.port.number, error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Protocol
 
 from tandem.errors import SessionLost
@@ -14,14 +14,14 @@ class StepUnderWay(Protocol):
     """A step that a runner was given, until its result is applied."""
 
     @property
-    def has_arrived(self) -> bool:
-        """True once `result` need not be waited for by others than who asks."""
+    def may_be_taken(self) -> bool:
+        """False while `result` would wait and the end of the step will be told anyway."""
 
     def result(self) -> StepResult:
         """Wait for the result, and return it at each call; raises the error of a failed step."""
 
-    def settle(self) -> None:
-        """Wait for the end, whatever it is."""
+    def drop(self) -> None:
+        """Let go of the step: cancel it if it has not begun, and wait for it if it is launched."""
 
 
 class Computing:
@@ -31,23 +31,24 @@ class Computing:
         self._future = future
 
     @property
-    def has_arrived(self) -> bool:
-        """True once it is computed, or has failed."""
+    def may_be_taken(self) -> bool:
+        """True once the step is computed, or has failed."""
         return self._future.done()
 
     def result(self) -> StepResult:
         """See `StepUnderWay.result`."""
         return self._future.result()
 
-    def settle(self) -> None:
-        """See `StepUnderWay.settle`."""
-        wait((self._future,))
+    def drop(self) -> None:
+        """See `StepUnderWay.drop`."""
+        self._future.cancel()
 
 
 class Launched:
-    """A step that a runner has begun; who asks for its result waits, as nothing tells its end."""
+    """A step that a runner has begun."""
 
-    has_arrived = True
+    may_be_taken = True
+    """Nothing tells the end of a launched step, so that `result` has to wait for it."""
 
     def __init__(self, collect: Callable[[], StepResult]) -> None:
         """
@@ -60,13 +61,16 @@ class Launched:
 
     def result(self) -> StepResult:
         """See `StepUnderWay.result`."""
-        self.settle()
+        self._wait()
         if isinstance(self._ended, Exception):
             raise self._ended
         return self._ended
 
-    def settle(self) -> None:
-        """See `StepUnderWay.settle`."""
+    def drop(self) -> None:
+        """See `StepUnderWay.drop`: what other stages send for the step must be received."""
+        self._wait()
+
+    def _wait(self) -> None:
         collect, self._collect = self._collect, None
         if collect is None:
             return

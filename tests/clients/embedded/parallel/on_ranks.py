@@ -194,7 +194,7 @@ def most_under_way(groups: ProcessGroups, directory: Path, window: int) -> list[
     engine with steps under way.
     """
     with build(directory, pg_collection=groups, window=window) as engine:
-        (lane,) = engine._driver._lanes
+        (worker,) = engine._driver._workers
         found = []
         for prompts in (PROMPTS, PROMPTS[:1], PROMPTS):
             for prompt in prompts:
@@ -202,7 +202,7 @@ def most_under_way(groups: ProcessGroups, directory: Path, window: int) -> list[
             depths = []
             for _ in range(20):
                 engine.step()
-                depths.append(len(lane._under_way))
+                depths.append(len(worker._under_way))
             found.append(max(depths[8:]))
             if len(found) < 3:
                 engine.run()

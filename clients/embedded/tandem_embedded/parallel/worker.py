@@ -1,4 +1,4 @@
-"""One runner of an engine, with the steps on their way between it and the core."""
+"""One runner of an engine, with the steps under way between it and the core."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar
 from scheduler_svc.core.executor_port import ExecutorPort
 from tandem.errors import InvalidConfig, SessionLost
 from tandem.link.batch import Batch
+from tandem.link.commands import KvMode
 from tandem.link.results import StepResult
 from tandem_embedded.backend import Backend, LaunchingRunner
 from tandem_embedded.parallel.under_way import Computing, Launched, StepUnderWay
@@ -20,16 +21,16 @@ _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
 
-class Lane:
+class Worker:
     """
-    A runner and the core's port to it; the driver owns it and guards the port with its lock.
+    A runner where it computes, with the core's port to it and the steps under way between them. The
+    driver owns it, and guards the port with its lock.
 
-    A runner that is alone computes on the thread that drives, another on a thread of its own. Of a
-    model with several stages each has steps under way: so many of each of the core's lanes.
+    A runner that is alone computes on the thread that drives, another on a thread of its own. One
+    whose model has several stages launches its steps, and several are under way.
 
     Attributes:
         port: Port of the core.
-        runner: Runner, which others call by `call` alone.
         num_steps: Number of steps that were sent to the runner.
     """
 
@@ -53,26 +54,12 @@ class Lane:
                 one of several in this process.
         """
         self.port = port
-        self.runner = backend.runner
         self.num_steps = 0
-        self._launching: LaunchingRunner | None = None
-        """The runner again, if its model has several stages: it launches steps, in lanes."""
-        if backend.num_stages > 1:
-            if not isinstance(backend.runner, LaunchingRunner):
-                raise InvalidConfig(
-                    f"a backend of {backend.num_stages} stages needs a runner with a method launch "
-                    "(LaunchingRunner)",
-                    field="backend",
-                )
-            if not is_alone:
-                raise InvalidConfig(
-                    f"a backend of {backend.num_stages} stages must be the only one: start one "
-                    "engine for each model",
-                    field="backend",
-                )
-            self._launching = backend.runner
+        self._runner = backend.runner
+        self._launching = _launching(backend, is_alone=is_alone)
+        """The runner again if it launches steps; else None."""
         self._on_done = on_done
-        self._worker = _inline(backend.device) if is_alone else _thread(port.number, backend.device)
+        self._thread = _inline(backend.device) if is_alone else _thread(port.number, backend.device)
         self._planned: tuple[Batch, int] | None = None
         self._under_way: deque[StepUnderWay] = deque()
         self._num_ahead = 0
@@ -101,28 +88,11 @@ class Lane:
     def send(self, batch: Batch, state_hash: int) -> None:
         """Let the runner compute a batch, after which its slots have this hash."""
         self.num_steps += 1
-        if self._launching is not None:
-            self._under_way.append(self._launched(self._launching, batch, state_hash))
-            return
-        future = self._worker.submit(self._compute, batch, state_hash, self.num_steps)
-        self._under_way.append(Computing(future))
-        future.add_done_callback(lambda _: self._on_done())
-
-    @property
-    def is_due(self) -> bool:
-        """True while a result must be applied before the next step is planned."""
-        num_ahead = 0 if self._has_failed else self._num_ahead
-        return len(self._under_way) > num_ahead
-
-    def try_take(self) -> StepResult | None:
-        """Return the next result that is due and has arrived; raises the error of a failed step."""
-        if not self.is_due or not self._under_way[0].has_arrived:
-            return None
-        return self._under_way.popleft().result()
-
-    def take(self) -> StepResult:
-        """Wait for the oldest result; raises the error of a failed step."""
-        return self._under_way.popleft().result()
+        if self._launching is None:
+            step = self._submitted(batch, state_hash)
+        else:
+            step = self._launched(self._launching, batch, state_hash)
+        self._under_way.append(step)
 
     @property
     def has_step(self) -> bool:
@@ -131,46 +101,74 @@ class Lane:
 
     @property
     def is_under_way(self) -> bool:
-        """True while a step has no applied result."""
+        """True while a step that was sent has no applied result."""
         return bool(self._under_way)
 
-    def known(self) -> Sequence[StepResult]:
-        """
-        Return results that ranks compare before they apply any: the newest one, or those that are
-        due where stages have newer steps under way. Raises the error of a failed step.
-        """
-        num_due = len(self._under_way) - self._num_ahead
-        if self._launching is not None and not self._has_failed:
-            return [step.result() for step in islice(self._under_way, max(0, num_due))]
-        return [self._under_way[-1].result()] if self._under_way else []
+    @property
+    def is_due(self) -> bool:
+        """True while a result must be applied before the next step is planned."""
+        return self._num_due > 0
 
-    def call(
-        self, function: Callable[_Given, _Result], *args: _Given.args, **named: _Given.kwargs
-    ) -> _Result:
-        """Call a function of the runner where it computes, after the steps under way."""
-        return self._worker.submit(partial(function, *args, **named)).result()
+    def due_results(self) -> Sequence[StepResult]:
+        """Wait for all results that are due; raises the error of a failed step."""
+        return [step.result() for step in islice(self._under_way, self._num_due)]
+
+    def try_take(self) -> StepResult | None:
+        """
+        Return the next result that is due, or None if there is none yet; raises the error of a
+        failed step.
+        """
+        if not self.is_due or not self._under_way[0].may_be_taken:
+            return None
+        return self.take()
+
+    def take(self) -> StepResult:
+        """Wait for the oldest result; raises the error of a failed step."""
+        return self._under_way.popleft().result()
+
+    def suspend(self, mode: KvMode) -> None:
+        """Let the runner release KV memory after the steps under way; see `Runner.suspend`."""
+        self._call(partial(self._runner.suspend, mode))
+
+    def resume(self) -> None:
+        """End a suspension of the runner; see `Runner.resume`."""
+        self._call(self._runner.resume)
 
     def start_over(self) -> None:
         """Drop all steps and clear the runner."""
         self._planned = None
-        for step in self._under_way:
-            step.settle()
-        self._under_way.clear()
-        self.call(self.runner.reset)
+        self._drop_all()
+        self._call(self._runner.reset)
         self._has_failed = False
 
     def close(self) -> None:
         """
         Drop all steps and the runner, and end its thread after the step that it computes; steps
-        that are launched are waited for.
+        that are launched are waited for, unless one failed: other ranks may not have begun them.
         """
-        if self._launching is not None and not self._has_failed:
-            for step in self._under_way:
-                step.settle()  # other stages wait until what they sent is taken
-        self._worker.shutdown(cancel_futures=True)
+        if not self._has_failed:
+            self._drop_all()
+        self._thread.shutdown(cancel_futures=True)
         self._under_way.clear()
         self._launching = None
-        self.__dict__.pop("runner", None)
+        self.__dict__.pop("_runner", None)
+
+    @property
+    def _num_due(self) -> int:
+        return max(0, len(self._under_way) - (0 if self._has_failed else self._num_ahead))
+
+    def _drop_all(self) -> None:
+        while self._under_way:
+            self._under_way.popleft().drop()
+
+    def _call(self, function: Callable[[], None]) -> None:
+        """Call a function of the runner where it computes, after the steps under way."""
+        self._thread.submit(function).result()
+
+    def _submitted(self, batch: Batch, state_hash: int) -> StepUnderWay:
+        future = self._thread.submit(self._compute, batch, state_hash, self.num_steps)
+        future.add_done_callback(lambda _: self._on_done())
+        return Computing(future)
 
     def _launched(self, runner: LaunchingRunner, batch: Batch, state_hash: int) -> StepUnderWay:
         try:
@@ -182,19 +180,38 @@ class Lane:
         return Launched(collect)
 
     def _check_hash(self, state_hash: int, step_id: int) -> None:
-        if self.runner.state_hash != state_hash:
+        if self._runner.state_hash != state_hash:
             raise SessionLost(f"scheduler and runner disagree after step {step_id}")
 
     def _compute(self, batch: Batch, state_hash: int, step_id: int) -> StepResult:
         if self._has_failed:
             raise SessionLost(f"the step before step {step_id} failed")
         try:
-            result = self.runner.execute(batch, step_id)
+            result = self._runner.execute(batch, step_id)
             self._check_hash(state_hash, step_id)
         except Exception:
             self._has_failed = True
             raise
         return result
+
+
+def _launching(backend: Backend, *, is_alone: bool) -> LaunchingRunner | None:
+    """Return the runner of a model with several stages, which launches steps; None for another."""
+    if backend.num_stages == 1:
+        return None
+    if not isinstance(backend.runner, LaunchingRunner):
+        raise InvalidConfig(
+            f"a backend of {backend.num_stages} stages needs a runner with a method launch "
+            "(LaunchingRunner)",
+            field="backend",
+        )
+    if not is_alone:
+        raise InvalidConfig(
+            f"a backend of {backend.num_stages} stages must be the only one: start one engine for "
+            "each model",
+            field="backend",
+        )
+    return backend.runner
 
 
 def _fail(error: Exception) -> StepResult:
