@@ -15,7 +15,7 @@ from tandem.link.commands import KvMode
 from tandem.link.results import StepResult
 from tandem_embedded.backend import Backend
 from tandem_embedded.ledger import Ledger
-from tandem_embedded.parallel.accord import Accord, Call
+from tandem_embedded.parallel.accord import Accord, Meeting
 from tandem_embedded.parallel.retries import Retries
 from tandem_embedded.parallel.worker import Worker
 
@@ -154,9 +154,8 @@ class Driver:
         Returns:
             False if all requests failed instead, as no runner may get on (see `Retries`).
         """
-        able, spent = [], []
-        for worker in self._workers:
-            (able if self._retries.are_left(worker.port.number) else spent).append(worker)
+        able = [one for one in self._workers if self._retries.are_left(one.port.number)]
+        spent = [one for one in self._workers if one not in able]
         for worker in able:
             worker.plan(now)
         if not spent or any(worker.has_step for worker in able):
@@ -177,7 +176,7 @@ class Driver:
         """
         if self._accord.is_shared:
             (worker,) = self._workers
-            self._accord.meet(Call.STEP, (worker.num_steps, worker.port.state_hash))
+            self._accord.meet(Meeting.STEP, (worker.num_steps, worker.port.state_hash))
 
     def _agree_on_results(self) -> None:
         """Agree with other ranks, if there are any, on the results that are due and on the time."""
@@ -187,9 +186,10 @@ class Driver:
         try:
             results = worker.due_results()
         except Exception as error:  # also of a bug, after which the ranks are not in step
-            raise self._accord.stop(error) from error
+            self._accord.fail(error)
+            raise
         drawn = [(result.slot.tolist(), result.token.tolist()) for result in results]
-        self._accord.meet(Call.RESULTS, drawn)
+        self._accord.meet(Meeting.RESULTS, drawn)
 
     def _apply_due(self) -> bool:
         """Apply the results that are due and have arrived; return True if there were any."""
@@ -282,8 +282,7 @@ class Driver:
         Raises:
             TandemError: There are other ranks, which may not have failed.
         """
-        if self._accord.is_shared:
-            raise self._accord.stop(error) from error
+        self._accord.fail(error)
         worker.start_over()
         with self._lock:
             now = self._accord.now()

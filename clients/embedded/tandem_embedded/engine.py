@@ -19,7 +19,7 @@ from tandem_embedded.intake import Intake, Messages, Prompt
 from tandem_embedded.ledger import Delivery, Ledger
 from tandem_embedded.loading.runners import RunnerSettings, load_backends
 from tandem_embedded.logs import quiet_unless_configured
-from tandem_embedded.parallel.accord import Call, accord_of
+from tandem_embedded.parallel.accord import Meeting, accord_of
 from tandem_embedded.parallel.devices import with_runners_of
 from tandem_embedded.parallel.groups import process_groups
 from tandem_embedded.parallel.sizes import SizeAliases, parallel_sizes
@@ -280,7 +280,7 @@ class InferenceEngine(EngineQueries):
         """
         with self._driving, engine_errors():
             self._check_open()
-            self._accord.meet(Call.SUSPEND)
+            self._accord.meet(Meeting.SUSPEND)
             if not self._driver.is_suspended:
                 self._driver.suspend(self._kv_mode)
 
@@ -293,7 +293,7 @@ class InferenceEngine(EngineQueries):
         """
         with self._driving, engine_errors():
             self._check_open()
-            self._accord.meet(Call.RESUME)
+            self._accord.meet(Meeting.RESUME)
             self._driver.resume()
 
     @property
@@ -310,7 +310,7 @@ class InferenceEngine(EngineQueries):
             SchedulerError: No such request is live.
         """
         with self._lock, engine_errors():
-            self._accord.meet(Call.ABORT, request_id)
+            self._accord.meet(Meeting.ABORT, request_id)
             now, tenant = self._accord.now(), self._tenant(request_id)
             self._core.end_request(str(request_id), FinishReason.CANCELLED, now, tenant=tenant)
             self._ledger.settle(self._core, now)
@@ -324,7 +324,7 @@ class InferenceEngine(EngineQueries):
             SchedulerError: No such request is live.
         """
         with self._lock, engine_errors():
-            self._accord.meet(Call.PREEMPT, request_id)
+            self._accord.meet(Meeting.PREEMPT, request_id)
             self._core.preempt(str(request_id), self._tenant(request_id))
         self._driver.wake()
 
@@ -340,7 +340,7 @@ class InferenceEngine(EngineQueries):
         entry = self._intake.prepare(prompt, messages, params, delivery)
         with self._lock, engine_errors():
             facts = (entry.prompt, entry.params)
-            entry.seed = self._accord.meet(Call.SUBMIT, facts, entry.seed)
+            entry.seed = self._accord.meet(Meeting.SUBMIT, facts, entry.seed)
             entry.request_id, entry.created_at = self._next_id, self._accord.now()
             acceptance = self._core.submit(self._intake.new_request(entry), entry.created_at)
             self._next_id += params.n

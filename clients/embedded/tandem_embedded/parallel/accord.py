@@ -24,17 +24,19 @@ if TYPE_CHECKING:
     from executor_svc.parallel.process_groups import ProcessGroups
 
 
-class Call(enum.IntEnum):
-    """Calls of an engine that all ranks make together."""
+class Meeting(enum.IntEnum):
+    """Occasions on which all ranks meet: calls that they make together, and parts of these."""
 
-    SUBMIT = 1
-    STEP = 2
-    ABORT = 3
-    PREEMPT = 4
-    SUSPEND = 5
-    RESUME = 6
-    RESULTS = 7
-    """Not a call, but the end of a step."""
+    START = 1
+    SUBMIT = 2
+    STEP = 3
+    """A step is planned and not begun."""
+    RESULTS = 4
+    """The results of a step that are due are known and not applied."""
+    ABORT = 5
+    PREEMPT = 6
+    SUSPEND = 7
+    RESUME = 8
 
 
 class Accord:
@@ -49,12 +51,12 @@ class Accord:
         """Return the time, in monotonic seconds."""
         return self._clock()
 
-    def meet(self, call: Call, facts: object = None, seed: int = 0) -> int:  # noqa: ARG002  # of ranks
+    def meet(self, meeting: Meeting, facts: object = None, seed: int = 0) -> int:  # noqa: ARG002  # of ranks
         """
         Agree on a call; returns the seed for it.
 
         Args:
-            call: The call that is made.
+            meeting: The call that is made, or a part of it.
             facts: What ranks must have in common: arguments, or results.
             seed: Seed of our own, from 0 to 2^64 - 1.
 
@@ -64,12 +66,13 @@ class Accord:
         """
         return seed
 
-    def stop(self, error: Exception) -> TandemError:
-        """Let no further call be made after an error, and return what the caller is to be told."""
-        return error if isinstance(error, TandemError) else ExecutorLost(str(error) or repr(error))
+    def fail(self, error: Exception) -> None:
+        """
+        End the agreement after an error that other ranks may not have; do nothing without others.
 
-    def check(self) -> None:
-        """Raise ExecutorLost if `stop` was called before."""
+        Raises:
+            TandemError: There are other ranks: the error that the caller is to be told.
+        """
 
     def close(self) -> None:
         """Let go of the other ranks: nothing is agreed on any more."""
@@ -94,57 +97,60 @@ class RanksAccord(Accord):
         known = (groups.tensor, groups.pipeline, groups.tokens, groups.world)
         self._groups = tuple(dict.fromkeys(one for one in known if one is not None))
         self._now = 0.0
-        self._is_closed = False
         self._stopped: str | None = None
-        self.meet(Call.STEP)
+        self.meet(Meeting.START)
 
     def now(self) -> float:
         """Return rank 0's time at the last meeting."""
         return self._now
 
-    def meet(self, call: Call, facts: object = None, seed: int = 0) -> int:
+    def meet(self, meeting: Meeting, facts: object = None, seed: int = 0) -> int:
         """See `Accord.meet`."""
-        self.check()
-        if self._is_closed:
+        self._check_going()
+        if not self._groups:  # closed
             return seed
         clock = struct.unpack("<q", struct.pack("<d", self._clock()))[0]
-        own = [int(call), _digest(facts), clock, seed - (seed >> 63 << 64)]
+        own = [int(meeting), _digest(facts), clock, seed - (seed >> 63 << 64)]
         try:
             told = self._gathered(own)
         except RuntimeError as error:
-            raise self.stop(error) from error
+            raise self._stop(error) from error
         for rank, one in enumerate(told):
             if one[:2] != told[0][:2]:
-                raise self.stop(InternalError(_difference(rank, Call(one[0]), Call(told[0][0]))))
+                text = _difference(rank, Meeting(one[0]), Meeting(told[0][0]))
+                raise self._stop(InternalError(text))
         self._now = max(self._now, struct.unpack("<d", struct.pack("<q", told[0][2]))[0])
         return told[0][3] % 2**64
 
-    def stop(self, error: Exception) -> TandemError:
-        """See `Accord.stop`: ranks that stopped at different places never meet again."""
+    def fail(self, error: Exception) -> None:
+        """See `Accord.fail`."""
+        raise self._stop(error) from error
+
+    def close(self) -> None:
+        """See `Accord.close`; nothing of the engine refers to the groups then."""
+        from torch import distributed  # noqa: PLC0415  # there are groups, so it is there
+
+        groups, self._groups, self._group = self._groups, (), None
+        for group in groups:
+            if self._is_own and distributed.is_initialized():
+                distributed.destroy_process_group(group)
+
+    def _stop(self, error: Exception) -> TandemError:
+        """Let ranks never meet again, as they stopped at different places; returns the error."""
         text = error.message if isinstance(error, TandemError) else str(error) or repr(error)
         self._stopped = text.partition("\n")[0]
         if isinstance(error, TandemError):
             return error
         return ExecutorLost(f"{self._rank_text()} cannot go on: {self._stopped}")
 
-    def check(self) -> None:
-        """See `Accord.check`."""
+    def _check_going(self) -> None:
+        """Raise ExecutorLost if the ranks never meet again."""
         if self._stopped is not None:
             message = (
                 f"{self._rank_text()} has stopped ({self._stopped}), and ranks that stopped at "
                 "different places never meet again: end all processes and start them anew"
             )
             raise ExecutorLost(message)
-
-    def close(self) -> None:
-        """See `Accord.close`; nothing of the engine refers to the groups then."""
-        from torch import distributed  # noqa: PLC0415  # there are groups, so it is there
-
-        self._is_closed = True
-        groups, self._groups, self._group = self._groups, (), None
-        for group in groups:
-            if self._is_own and distributed.is_initialized():
-                distributed.destroy_process_group(group)
 
     def _rank_text(self) -> str:
         return f"rank {self._rank} of the model"
@@ -173,14 +179,14 @@ def _digest(facts: object) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def _difference(rank: int, call: Call, first: Call) -> str:
-    if call is not first:
+def _difference(rank: int, meeting: Meeting, first: Meeting) -> str:
+    if meeting is not first:
         return (
             f"the ranks of a model must make the same calls in the same order, but rank {rank} "
-            f"made {call.name} and rank 0 {first.name}"
+            f"made {meeting.name} and rank 0 {first.name}"
         )
-    if call is Call.STEP:
+    if meeting is Meeting.STEP:
         return f"rank {rank} planned another step than rank 0"
-    if call is Call.RESULTS:
+    if meeting is Meeting.RESULTS:
         return f"rank {rank} drew other tokens than rank 0"
-    return f"rank {rank} made {call.name} with other arguments than rank 0"
+    return f"rank {rank} made {meeting.name} with other arguments than rank 0"

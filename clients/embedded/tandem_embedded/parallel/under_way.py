@@ -48,7 +48,7 @@ class Launched:
     """A step that a runner has begun."""
 
     may_be_taken = True
-    """Nothing tells the end of a launched step, so that `result` has to wait for it."""
+    """A launched step does not tell its end, so that `result` has to wait for it."""
 
     def __init__(self, collect: Callable[[], StepResult]) -> None:
         """
