@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from tandem import sampling_params
+from tandem.errors import SessionLost
 from tandem.link.codec.sampling_codec import read_sampling, sampling_message, what_link_refuses
 from tandem.sampling_params import SamplingParams
 
@@ -59,3 +61,22 @@ class TestRefusals:
         assert first is not None
         assert first == what_link_refuses(wrong)
         assert what_link_refuses(PARAMS) is None
+
+    @pytest.mark.parametrize("name", ["seed", "choice"])
+    def test_range_of_each_request_s_own_params_counts(self, monkeypatch, name):
+        """A range declared for seed or choice holds for the sender as for the other end."""
+        below_eight = (lambda value: value < 8, "must be below 8")
+        monkeypatch.setitem(sampling_params._RULES, name, (below_eight,))
+        fits, wrong = (replace(PARAMS, **{name: value}) for value in (7, 8))
+        assert what_link_refuses(fits) is None
+        with pytest.raises(SessionLost) as caught:
+            read_sampling(sampling_message(wrong), "sampling")
+        assert caught.value.message == what_link_refuses(wrong)
+
+    @pytest.mark.parametrize(("name", "most"), [("seed", 2**64 - 1), ("choice", 2**32 - 1)])
+    def test_largest_values_of_the_message_are_sent(self, name, most):
+        """Every seed and choice that a message can hold is taken, and no larger one is sent."""
+        params = replace(PARAMS, **{name: most})
+        assert what_link_refuses(params) is None
+        assert params == read_sampling(sampling_message(params), "sampling")
+        assert what_link_refuses(replace(PARAMS, **{name: most + 1})) is not None

@@ -24,7 +24,7 @@ from tandem.link.codec.fields import (
     raw_column,
     read_column,
 )
-from tandem.sampling_params import SamplingParams, broken_param
+from tandem.sampling_params import SamplingParams, broken_param, broken_range
 
 _LISTS = ("end_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids")
 _NUMBERS = tuple(param.name for param in fields(SamplingParams) if param.name not in _LISTS)
@@ -113,9 +113,15 @@ def what_link_refuses(sampling: SamplingParams) -> str | None:
         refusal = _what_is_refused(values, _types_of(values))
     except (OverflowError, TypeError, ValueError) as error:  # what no message can hold
         return f"sampling: {error}"
-    if refusal is None and (own.seed, own.choice) != (sampling.seed, sampling.choice):
-        return f"sampling: seed {sampling.seed} or choice {sampling.choice} is no whole number"
-    return refusal
+    if refusal is not None:
+        return refusal
+    for name in _OWN:
+        value, sent = getattr(sampling, name), getattr(own, name)
+        if sent != value:
+            return f"sampling: {name} {value} is no whole number"
+        if broken_range(name, sent) is not None:
+            return _out_of_range("sampling", name, sent).message
+    return None
 
 
 @lru_cache(_KNOWN_PARAMS)
@@ -132,7 +138,7 @@ def _check(sampling: SamplingParams, field: str) -> None:
     """Refuse values that no scheduler sends."""
     broken = broken_param(sampling)
     if broken is not None:
-        raise malformed(f"{field}.{broken}", f"is {getattr(sampling, broken)}")
+        raise _out_of_range(field, broken, getattr(sampling, broken))
     ids = [token for token, _ in sampling.logit_bias]
     if len(set(ids)) != len(ids):
         raise malformed(f"{field}.bias_ids", "is not distinct")
@@ -140,3 +146,7 @@ def _check(sampling: SamplingParams, field: str) -> None:
         raise malformed(f"{field}.allowed_ids", "is not distinct")
     if not all(math.isfinite(value) for _, value in sampling.logit_bias):
         raise malformed(f"{field}.bias", "is not finite")
+
+
+def _out_of_range(field: str, name: str, value: object) -> SessionLost:
+    return malformed(f"{field}.{name}", f"is {value}")
