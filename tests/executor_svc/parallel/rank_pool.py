@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -14,6 +12,7 @@ import torch
 from torch import distributed
 
 from executor_svc.parallel.process_groups import ProcessGroups
+from tests.piped_processes import PipedProcesses, answers, serve, tell
 
 MOST_RANKS = 4
 STAGES = [(1, 2), (1, 3), (2, 2)]
@@ -26,19 +25,10 @@ class RankPool:
     """Four processes; a call takes the first of them."""
 
     def __init__(self, directory: Path) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._processes, self._pipes = [], []
-        for rank in range(MOST_RANKS):
-            here, there = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(rank, directory / "store", there), daemon=True
-            )
-            process.start()
-            there.close()
-            self._processes.append(process)
-            self._pipes.append(here)
-        for pipe in self._pipes:
-            _received(pipe, START_S)
+        self._processes = PipedProcesses()
+        store = directory / "store"
+        self._pipes = [self._processes.start(_serve, rank, store) for rank in range(MOST_RANKS)]
+        answers(self._pipes, START_S)
 
     def run(self, size: int, function: Callable[..., Any], *args: Any, **named: Any) -> list[Any]:
         """
@@ -55,23 +45,14 @@ class RankPool:
         pipes = self._pipes[: tensor_size * num_stages]
         for pipe in pipes:
             pipe.send((sizes, function, args, named))
-        return [_received(pipe, ANSWER_S) for pipe in pipes]
+        return answers(pipes, ANSWER_S)
 
     def stop(self) -> None:
         """End the processes."""
-        for process in self._processes:
-            process.kill()
-            process.join()
+        self._processes.stop()
 
 
-def _received(pipe: Connection, timeout_s: float) -> Any:
-    assert pipe.poll(timeout_s), "a rank does not answer"
-    answer, error = pipe.recv()
-    assert error is None, error
-    return answer
-
-
-def _serve(rank: int, store: Path, pipe: Connection) -> None:
+def _serve(pipe: Connection, rank: int, store: Path) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo",
@@ -87,14 +68,14 @@ def _serve(rank: int, store: Path, pipe: Connection) -> None:
     }
     for sizes in STAGES:
         groups[sizes] = ProcessGroups.of_stages(*sizes, timedelta(seconds=ANSWER_S))
-    pipe.send((None, None))
-    while True:
-        try:
-            sizes, function, args, named = pipe.recv()
-        except EOFError:
-            return
-        try:
-            answer = function(groups[sizes], *args, **named), None
-        except Exception:  # noqa: BLE001  # the test reports it
-            answer = None, traceback.format_exc()
-        pipe.send(answer)
+
+    def answer(
+        sizes: tuple[int, int],
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> Any:
+        return function(groups[sizes], *args, **named)
+
+    tell(pipe, None)  # the groups are there
+    serve(pipe, answer)

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import gc
 import logging
-import multiprocessing
 import os
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from multiprocessing import connection
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +30,7 @@ from tandem.executor.v1.executor_service_pb2 import DescribeResponse
 from tandem.link.codec.wire import decode_request, decode_response, encode_response
 from tandem.link.commands import Step
 from tandem.link.results import StepResult
+from tests.piped_processes import PipedProcesses, answers, serve
 
 ANSWER_S = 120.0
 """Seconds in which a rank answers on a busy machine; ranks wait for each other without a limit."""
@@ -48,16 +45,15 @@ class RankProcesses:
             folder: Folder for the files in which ranks meet.
         """
         self._folder = folder
-        self._context = multiprocessing.get_context("spawn")
+        self._processes = PipedProcesses()
         self._idle: list[Connection] = []
-        self._processes: list[BaseProcess] = []
         self._num_executors = 0
 
     def executor(self, tp_size: int, pp_size: int, flags: Sequence[str]) -> RankedExecutor:
         """Let so many ranks and stages begin to load an executor with these flags."""
         size = tp_size * pp_size
         while len(self._idle) < size:
-            self._idle.append(self._started())
+            self._idle.append(self._processes.start(_serve))
         taken, self._idle = self._idle[:size], self._idle[size:]
         self._num_executors += 1
         store = self._folder / f"store-{self._num_executors}"
@@ -65,18 +61,8 @@ class RankProcesses:
 
     def stop(self) -> None:
         """End all processes, whatever they do."""
-        for process in self._processes:
-            process.kill()
-            process.join()
-        self._processes, self._idle = [], []
-
-    def _started(self) -> Connection:
-        here, there = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(there,), daemon=True)
-        process.start()
-        there.close()
-        self._processes.append(process)
-        return here
+        self._processes.stop()
+        self._idle = []
 
 
 class RankedExecutor:
@@ -130,21 +116,8 @@ class RankedExecutor:
     def _ask(self, name: str, *given: object) -> list[Any]:
         """Return the answers of all ranks; what they were told before must have gone well."""
         self._tell(name, *given)
-        left = dict.fromkeys(self._ranks, self._num_unanswered)
-        answers: dict[Connection, Any] = {}
-        while left:
-            ready = [
-                pipe for pipe in connection.wait(left, ANSWER_S) if isinstance(pipe, Connection)
-            ]
-            assert ready, f"no rank answers to {name}"
-            for pipe in ready:
-                answers[pipe], error = pipe.recv()
-                assert error is None, error
-                left[pipe] -= 1
-                if not left[pipe]:
-                    del left[pipe]
-        self._num_unanswered = 0
-        return [answers[pipe] for pipe in self._ranks]
+        num_each, self._num_unanswered = self._num_unanswered, 0
+        return answers(self._ranks, ANSWER_S, num_each=num_each)
 
 
 class _Rank:
@@ -200,13 +173,4 @@ def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     rank = _Rank()
-    while True:
-        try:
-            name, given = pipe.recv()
-        except EOFError:
-            return
-        try:
-            answer = getattr(rank, name)(*given), None
-        except Exception:  # noqa: BLE001  # the test reports it
-            answer = None, traceback.format_exc()
-        pipe.send(answer)
+    serve(pipe, lambda name, given: getattr(rank, name)(*given))
