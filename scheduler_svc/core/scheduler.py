@@ -235,7 +235,8 @@ class Scheduler(ExecutorPort):
         come.
         """
         return bool(
-            len(self._cell.requests) or any(one.slots.ended or one.in_flight for one in self._fleet)
+            len(self._cell.requests)
+            or any(one.slots.vacated() or one.in_flight for one in self._fleet)
         )
 
     def stats(self) -> Stats:

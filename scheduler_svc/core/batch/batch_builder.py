@@ -116,7 +116,7 @@ class BatchBuilder:
 
     def release_ended(self) -> None:
         """Release each vacated slot, with its copy to host memory if one is planned."""
-        for slot in list(self.replica.slots.ended):
+        for slot in self.replica.slots.vacated():
             if self.replica.kv.has_planned_swaps:
                 self.swapping().copy_out(slot)
             self.replica.release(slot)

@@ -57,7 +57,7 @@ def lookahead(replica: Replica, usual_step_s: float) -> int:
         num_decoding == slots.num_running  # no prompt under way and no row paused
         and not cell.queue
         and not replica.draining
-        and not slots.ended
+        and not slots.vacated()
     )
     if not is_quiet:
         return window
@@ -70,5 +70,5 @@ def _num_lanes(replica: Replica) -> int:
     slots = replica.slots
     has_prompts = slots.num_running > slots.num_decoding + len(replica.paused)
     if has_prompts or replica.cell.queue:
-        return slots.lanes.num_lanes
-    return max(slots.lanes.num_busy, 1)
+        return slots.num_lanes()
+    return max(slots.num_busy_lanes(), 1)

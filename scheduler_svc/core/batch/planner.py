@@ -79,7 +79,7 @@ def _plan_rows(builder: BatchBuilder, now: float) -> None:
         _plan_decodes(builder)
         _plan_prompts(builder, now, others_decode=builder.decodes is not None)
     else:
-        _plan_prompts(builder, now, others_decode=bool(replica.slots.decoding.any()))
+        _plan_prompts(builder, now, others_decode=replica.slots.num_decoding > 0)
         _plan_decodes(builder)
 
 
@@ -112,7 +112,7 @@ def _skip_empty_lanes(builder: BatchBuilder) -> None:
     computes nothing while requests could go on would leave nothing in flight to cause the next one.
     """
     slots = builder.replica.slots
-    for _ in range(2 * slots.lanes.num_lanes - 1):
+    for _ in range(2 * slots.num_lanes() - 1):
         if builder.computes:
             return
         slots.next_lane()

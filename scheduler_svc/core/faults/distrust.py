@@ -41,7 +41,7 @@ def retry_alone(replica: Replica, request: Request) -> None:
 
 def _index_nothing_of(replica: Replica, request: Request) -> None:
     slot = request.place.key[0]
-    if request.place.slot is not None or replica.slots.ended.get(slot) is request:
+    if request.place.slot is not None or replica.slots.left_by(slot) is request:
         replica.kv.prefix_cache.distrust(slot)
 
 

@@ -102,7 +102,7 @@ class KvCache:
         self.pool.check_integrity(slots.owned_blocks())
         self.prefix_cache.check_integrity()
         self.host.check_integrity(without_slot)
-        if not self._swapping.keys() <= slots.ended.keys():
+        if not self._swapping.keys() <= set(slots.vacated()):
             raise InternalError("a slot is to be swapped out and not released")
 
 

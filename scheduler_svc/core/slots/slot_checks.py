@@ -24,7 +24,8 @@ def check_slots(slots: SlotTable) -> None:
     running = np.flatnonzero(slots.running).tolist()
     ended = [slot for slot in live.tolist() if slots.holder(slot) is None]
     held = [slot for slot in range(len(slots.live)) if slots.holder(slot) is not None]
-    require(sorted(slots.ended) == ended, "the slots to release are not those without a request")
+    is_left = sorted(slots.vacated()) == ended
+    require(is_left, "the slots to release are not those without a request")
     require(held == running, "a slot runs without a request")
     require(len(running) == slots.num_running, "the count of running slots is wrong")
     require(len(live) + slots.num_free() == len(slots.live), "a slot is neither live nor free")

@@ -33,9 +33,6 @@ class SlotTable:
         admitted: What the request of each slot is.
         tokens: Results seen of each slot.
         blocks: Block table of each slot.
-        lanes: Lane of each decoding slot; one for all where the executor has no stages.
-        ended: Live slots that are vacated, as their request ended or was preempted, each with that
-            request, in the order of leaving.
         num_running: Number of running slots.
         num_decoding: Number of decoding slots.
         replica: Number of the executor.
@@ -48,17 +45,17 @@ class SlotTable:
         "_free",
         "_hash",
         "_kept_rows",
+        "_lanes",
         "_length_key",
         "_next_version",
         "_planned",
         "_requests",
         "_served",
+        "_vacated",
         "admitted",
         "blocks",
         "decoding",
-        "ended",
         "generation",
-        "lanes",
         "live",
         "num_decoding",
         "num_departures",
@@ -86,8 +83,10 @@ class SlotTable:
         self.admitted = AdmittedColumns(n)
         self.tokens = SlotTokens(n, self.request_of)
         self.blocks = SlotBlocks(limits)
-        self.lanes = Lanes(limits.num_stages, n)
-        self.ended: dict[int, Request] = {}
+        self._lanes = Lanes(limits.num_stages, n)
+        """Lane of each decoding slot; one for all where the executor has no stages."""
+        self._vacated: dict[int, Request] = {}
+        """Live slots without a request, each with the one that it had, in the order of leaving."""
         self.num_running = 0
         self.num_decoding = 0
         self.num_departures = 0
@@ -119,6 +118,14 @@ class SlotTable:
     def num_free(self) -> int:
         """Return the number of slots that are not live."""
         return len(self._free)
+
+    def num_lanes(self) -> int:
+        """Return the number of lanes, 1 where the executor has no stages."""
+        return self._lanes.num_lanes
+
+    def num_busy_lanes(self) -> int:
+        """Return the number of lanes with a decoding slot."""
+        return self._lanes.num_busy
 
     def num_unsent(self) -> int:
         """Return the number of tokens of admitted requests that are yet to be sent."""
@@ -186,7 +193,15 @@ class SlotTable:
         self.running[slot] = False
         self.num_running -= 1
         self.num_departures += 1
-        self.ended[slot] = request
+        self._vacated[slot] = request
+
+    def vacated(self) -> list[int]:
+        """Return the slots that are vacated and not yet forgotten, in the order of leaving."""
+        return list(self._vacated)
+
+    def left_by(self, slot: int) -> Request | None:
+        """Return the request that had a vacated slot; None for any other slot."""
+        return self._vacated.get(slot)
 
     def forget(self, slot: int) -> tuple[Request, Int32Column]:
         """Free a vacated slot; returns the request that lost it and the blocks it held."""
@@ -195,7 +210,7 @@ class SlotTable:
         self._hash.remove(block_terms_sum)
         self.live[slot] = False
         self._free.append(slot)
-        return self.ended.pop(slot), blocks
+        return self._vacated.pop(slot), blocks
 
     def next_blocks(self, growing: GrowingRows) -> BlockIds:
         """
@@ -233,15 +248,15 @@ class SlotTable:
         self.num_decoding += 1 if is_decoding else -1
         self.decoding[slot] = is_decoding
         if not is_decoding:
-            self.lanes.leave(slot)
+            self._lanes.leave(slot)
         elif self._planned[slot] < self.admitted.known_len[slot]:
-            self.lanes.join(slot)
+            self._lanes.join(slot)
         else:
-            self.lanes.rejoin(slot)
+            self._lanes.rejoin(slot)
 
     def next_lane(self) -> None:
         """Let the next lane have its turn: `decode_rows` returns its rows from now on."""
-        lanes = self.lanes
+        lanes = self._lanes
         if self._decode_rows is not None:
             self._kept_rows[lanes.turn] = self._decode_rows
         lanes.take_turn()
@@ -266,7 +281,7 @@ class SlotTable:
         compute, in order.
         """
         ready = (self.decoding & (self.planned < self.admitted.stop_len - 1)).nonzero()[0]
-        return ready if self.lanes.num_lanes == 1 else self.lanes.select(ready, lane)
+        return ready if self._lanes.num_lanes == 1 else self._lanes.select(ready, lane)
 
     def rows_of(self, slots: NDArray[np.intp], version: int = 0) -> DecodeRows:
         """Return the rows of these decoding slots, shape ``[N]``, for one step unless numbered."""
@@ -286,7 +301,7 @@ class SlotTable:
 
     def with_turn(self, slots: NDArray[np.intp]) -> NDArray[np.intp]:
         """Return those of these decoding slots that the step being planned may compute."""
-        return self.lanes.select(slots)
+        return self._lanes.select(slots)
 
     def full_rows(self, rows: DecodeRows) -> GrowingRows:
         """Return those of these rows that need a block, in their order."""
@@ -364,7 +379,7 @@ class SlotTable:
         is_free = sorted(self._free) == np.flatnonzero(~self.live).tolist()
         require(is_free, "the free slots are not those that are not live")
         check_slots(self)
-        self.lanes.check_integrity(self.decoding)
+        self._lanes.check_integrity(self.decoding)
         if self._decode_rows is not None:
             self._decode_rows.check_integrity(self.rows_of(self._ready()))
         for lane, rows in self._kept_rows.items():

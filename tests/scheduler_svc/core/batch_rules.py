@@ -151,7 +151,7 @@ class LaneRules:
         keys = {(slot, int(slots.generation[slot])) for slot in decodes.tolist()}
         assert len(keys - self._paused) <= most, "a lane decodes more than its share"
         self._paused = {(slot, int(slots.generation[slot])) for slot in replica.paused}
-        lane = slots.lanes.turn
+        lane = slots._lanes.turn
         in_flight = {
             key for rows in list(replica.in_flight)[:-1] for key, _ in rows.tokens_by_key()
         }

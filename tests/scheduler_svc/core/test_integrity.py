@@ -52,7 +52,7 @@ def free_a_held_block(replica):
 
 def forget_a_slot_to_release(replica):
     replica.slots.vacate(0)
-    replica.slots.ended.clear()
+    replica.slots._vacated.clear()
 
 
 def run_without_a_request(replica):
@@ -280,7 +280,7 @@ def decode_while_paused(replica):
 
 
 def leave_with_an_unknown_owner(replica):
-    replica.slots.ended[0] = replica.slots.request_of(0)
+    replica.slots._vacated[0] = replica.slots.request_of(0)
 
 
 def swap_what_is_not_released(replica):

@@ -154,9 +154,9 @@ class TestTurns:
         rig.collect()
         for _ in range(8 * num_stages):
             rig.step()
-        count = slots.lanes.count
+        count = slots._lanes.count
         assert max(count) - min(count) <= 1
-        assert not slots.lanes.held
+        assert not slots._lanes.held
         rig.run()
         for handle, end in rig.ended.items():
             if end.reason is not FinishReason.STOP_STRING:
@@ -231,7 +231,7 @@ class TestFaults:
             rig.use_geometry(replace(rig.geometry, num_stages=num_stages))
             for _ in range(12):
                 rig.step()
-            assert num_stages == rig.core._replica.slots.lanes.num_lanes
+            assert num_stages == rig.core._replica.slots.num_lanes()
         check_outputs(rig)
 
     @STAGES

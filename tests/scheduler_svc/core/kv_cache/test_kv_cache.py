@@ -133,7 +133,7 @@ class TestPlannedSwaps:
         slot, request = caches.preempted()
         caches.kv.try_plan_swap(slot, request)
         caches.kv.check_integrity(caches.slots, {request.number})
-        caches.slots.ended.clear()
+        caches.slots._vacated.clear()
         with pytest.raises(InternalError, match="swapped out and not released"):
             caches.kv.check_integrity(caches.slots, {request.number})
 
