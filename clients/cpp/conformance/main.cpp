@@ -180,8 +180,7 @@ class Caller {
 
   static Object Complete(tandem::Client* client, const Command& command) {
     Outcome outcome;
-    tandem::CompleteRequest request;
-    *request.mutable_request() = command.Request<tandem::GenerateRequest>();
+    const auto request = command.Request<tandem::GenerateRequest>();
     try {
       outcome.Take(client->Complete(request, command.Options()));
     } catch (const tandem::Error& error) {

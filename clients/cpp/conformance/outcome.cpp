@@ -66,9 +66,7 @@ Json Of(const tandem::Error& error) {
   fields["reason"] = TextOrNull(error.reason_name);
   fields["known"].set_bool_value(error.reason != tandem::ERROR_REASON_UNSPECIFIED);
   fields["message"] = Text(error.what());
-  // A CompleteRequest has the request of the command in a field.
-  const size_t outer = error.field.rfind("request.", 0) == 0 ? sizeof("request.") - 1 : 0;
-  fields["field"] = TextOrNull(error.field.substr(outer));
+  fields["field"] = TextOrNull(error.field);
   fields["metadata"] = Of(metadata);
   fields["retry_after_ms"] = Null();
   if (error.retry_after) {

@@ -249,9 +249,18 @@ std::unique_ptr<Stream> Client::Generate(GenerateRequest request, const CallOpti
   return std::make_unique<ResumableStream>(connection_, options, std::move(request));
 }
 
-CompleteResponse Client::Complete(CompleteRequest request, const CallOptions& options) {
-  connection_->SetKey(request.mutable_request());
-  return Call(&Stub::Complete, request, options);
+CompleteResponse Client::Complete(GenerateRequest request, const CallOptions& options) try {
+  connection_->SetKey(&request);
+  CompleteRequest whole;
+  CompleteResponse response;
+  whole.mutable_request()->Swap(&request);
+  Repeat([&](Stub& stub, auto* context) { return stub.Complete(context, whole, &response); },
+         options, true);
+  return response;
+} catch (Error& error) {
+  const std::string outer = "request.";  // what leads to the caller's request
+  if (error.field.rfind(outer, 0) == 0) error.field.erase(0, outer.size());
+  throw;
 }
 
 std::unique_ptr<BatchStream> Client::GenerateBatch(grpc::ClientContext* context) {

@@ -139,8 +139,8 @@ func (c *caller) perform(ctx context.Context, client *tandem.Client, one command
 	case "batch":
 		return c.batch(ctx, client, one)
 	case "complete":
-		request, outcome := read[pb.GenerateRequest](one.Request), newOutcome()
-		answer, err := client.Complete(ctx, &pb.CompleteRequest{Request: request})
+		outcome := newOutcome()
+		answer, err := client.Complete(ctx, read[pb.GenerateRequest](one.Request))
 		if err == nil {
 			outcome.takeWhole(answer)
 		}

@@ -156,7 +156,7 @@ func describe(err error) result {
 		"reason":         orNull(failure.ReasonName),
 		"known":          failure.Reason != commonv1.ErrorReason_ERROR_REASON_UNSPECIFIED,
 		"message":        failure.Message,
-		"field":          orNull(strings.TrimPrefix(failure.Field, "request.")), // of CompleteRequest
+		"field":          orNull(failure.Field),
 		"metadata":       metadata,
 		"retry_after_ms": nil,
 		"request_id":     orNull(failure.RequestID),

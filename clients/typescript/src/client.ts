@@ -17,6 +17,8 @@ type Init<I extends Desc> = buf.MessageInitShape<I>;
 type Inits<I extends Desc> = Iterable<Init<I>> | AsyncIterable<Init<I>>;
 type Method<I extends Desc, O extends Desc> = buf.DescMethod & { input: I; output: O };
 const rpcs = pb.InferenceService.method;
+/** Message that has the caller's request in its field `request`. */
+const wrapper: Desc = pb.CompleteRequestSchema;
 
 /** A client of one or several servers. Its calls throw TandemErrors, or their signal's reason. */
 export class Client implements Disposable {
@@ -119,7 +121,7 @@ export class Client implements Disposable {
     } catch (error) {
       attempts.leftMs(); // What ends by the deadline or the signal may have any code.
       if (!("metadata" in (error as object))) throw error;
-      throw fromFailure(error as grpc.ServiceError, name === "Complete" ? "request." : "");
+      throw fromFailure(error as grpc.ServiceError, input === wrapper ? "request." : "");
     }
   }
 

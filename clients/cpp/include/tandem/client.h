@@ -100,7 +100,7 @@ class Client {
  public:
   explicit Client(ClientOptions options);
   std::unique_ptr<Stream> Generate(GenerateRequest request, const CallOptions& options = {});
-  CompleteResponse Complete(CompleteRequest request, const CallOptions& options = {});
+  CompleteResponse Complete(GenerateRequest request, const CallOptions& options = {});
   /// Returns gRPC's own stream, since many requests on one are neither repeated nor resumed. The
   /// context must outlive it; Error(stream->Finish()) and Error::OfItem(event) tell of failures.
   std::unique_ptr<BatchStream> GenerateBatch(grpc::ClientContext* context);
@@ -111,7 +111,7 @@ class Client {
                 const Request& request, const CallOptions& options = {}) {
     Response response;
     Repeat([&](Stub& stub, auto* context) { return (stub.*method)(context, request, &response); },
-           options, std::is_same_v<Request, CompleteRequest>);
+           options, false);
     return response;
   }
 
