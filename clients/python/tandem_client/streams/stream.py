@@ -25,6 +25,7 @@ from tandem_client.events import (
     Started,
     completion_of,
 )
+from tandem_client.streams.interrupts import read_safely
 from tandem_client.streams.prompt import joined_prompt
 from tandem_client.streams.resume import ResumableStream
 from tandem_client.streams.retry import RetryPolicy, remaining_s, within
@@ -140,7 +141,7 @@ class ThreadCalls(BaseCalls):
         if self._closed.is_set():  # by another thread, which saw no call yet or the previous one
             call.cancel()
         try:
-            for response in call:
+            for response in read_safely(call):
                 event = self._state.accept(response, time.monotonic())
                 if event is not None:
                     yield event
