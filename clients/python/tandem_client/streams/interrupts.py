@@ -21,7 +21,7 @@ NUM_AHEAD = 8
 
 def read_safely(call: Iterator[Any]) -> Iterator[Any]:
     """
-    Return an iterator over the messages of a call; a reader that stops early cancels the call itself.
+    Return an iterator over the messages of a call, which the caller cancels if it stops early.
 
     A thread other than the main one reads the call itself: no interrupt is raised there.
     """

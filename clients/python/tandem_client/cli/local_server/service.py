@@ -106,11 +106,10 @@ class Service:
         if self.process.poll() is None:
             self.process.terminate()
 
-    def stop(self, grace_s: float) -> None:
-        """Ask the process to end, wait, and kill the remaining processes of its group."""
-        self.ask_to_end()
+    def wait_or_kill(self, limit_s: float) -> None:
+        """Wait until the process ends, and kill it after a limit; kill the rest of its group."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(grace_s)
+            self.process.wait(limit_s)
         self.kill()
 
     def kill(self) -> None:

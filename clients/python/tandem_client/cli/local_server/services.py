@@ -140,19 +140,28 @@ class RunningServer:
     def stop(self, grace_s: float) -> None:
         """
         Stop the gateway and the scheduler, which finish their requests, then all executors at once.
+
+        Args:
+            grace_s: Seconds that running requests have, besides the STOP_S of every process.
         """
         executors = [one for one in self.services if one.program == "executor"]
         try:
             for service in reversed(self.services):
                 if service not in executors:
-                    service.stop(grace_s + STOP_S)
-            for executor in executors:
-                executor.ask_to_end()
-            for executor in executors:
-                executor.stop(grace_s + STOP_S)
+                    _stop_together([service], grace_s + STOP_S)
+            _stop_together(executors, grace_s + STOP_S)
         finally:  # a second Ctrl-C, for example
             for service in self.services:
                 service.kill()
+
+
+def _stop_together(services: Sequence[Service], limit_s: float) -> None:
+    """Ask services to end, once: a second request would break them off; kill them after a limit."""
+    for service in services:
+        service.ask_to_end()
+    end_s = time.monotonic() + limit_s
+    for service in services:
+        service.wait_or_kill(max(0.0, end_s - time.monotonic()))
 
 
 @contextlib.contextmanager

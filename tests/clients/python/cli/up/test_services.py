@@ -27,21 +27,6 @@ from tandem_client.cli.shared.failures import ExitCode
 from tests.waiting import wait_until
 
 SLEEPER = "import json,os,pathlib,sys,time; p = pathlib.Path(sys.argv[-1]); t = p.with_suffix('.tmp'); t.write_text(json.dumps({'address': 'a:1', 'pid': os.getpid()})); t.rename(p); time.sleep(600)"
-TOGETHER = """
-import json, pathlib, signal, sys, time
-ready = pathlib.Path(sys.argv[-1])
-asked = []
-signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
-temporary = ready.with_suffix(".tmp")
-temporary.write_text(json.dumps({"address": "a:1"}))
-temporary.rename(ready)
-while not asked:
-    time.sleep(0.01)
-ready.with_suffix(".asked").touch()
-while len(list(ready.parent.glob("*.asked"))) < 2:
-    time.sleep(0.01)
-"""
-"""A service that ends once two of them were asked to."""
 PARENT = """
 import pathlib, sys, time
 from tandem_client.cli.local_server.service import Service
@@ -83,7 +68,8 @@ class TestService:
             found = wait_until(service.addresses, "a ready file")
             service.check()
         finally:
-            service.stop(5.0)
+            service.ask_to_end()
+            service.wait_or_kill(5.0)
 
         assert "a:1" == found["address"]
         assert not psutil.pid_exists(found["pid"])
@@ -114,7 +100,8 @@ class TestService:
         )
         service = Service("deaf", "deaf", [], tmp_path)
         grandchild = wait_until(service.addresses, "a ready file")["pid"]
-        service.stop(0.05)
+        service.ask_to_end()
+        service.wait_or_kill(0.05)
 
         assert -signal.SIGKILL == service.process.returncode
         wait_until(lambda: is_gone(grandchild), "its end")
@@ -272,23 +259,6 @@ class TestKeepUp:
         self.kill(server.services[1])
         with pytest.raises(ServiceFailed, match="the scheduler was killed by SIGKILL"):
             server.keep_up(0.0)
-
-
-class TestStop:
-    def test_executors_end_at_the_same_time(self, modules, tmp_path):
-        """
-        All executors are asked to end before one of them is waited for.
-        """
-        (modules / "together.py").write_text(TOGETHER)
-        executors = [Service("executor", "together", [], tmp_path, number) for number in (1, 2)]
-        try:
-            for executor in executors:
-                wait_until(executor.addresses, "a ready file")
-            RunningServer(tmp_path, list(executors)).stop(0.0)
-            assert [0, 0] == [executor.process.returncode for executor in executors]
-        finally:
-            for executor in executors:
-                executor.kill()
 
 
 class TestLogs:
