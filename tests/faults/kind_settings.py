@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.faults.processes.rig import RigSettings
-from tests.faults.schedule import BYTE_KINDS, FLEET_KINDS, MESSAGE_KINDS, Kind
+from tests.faults.schedule import BYTE_KINDS, FLEET_KINDS, MESSAGE_KINDS, RANK_KINDS, Kind
 
 LOST_AFTER_S = 3.0
 """Seconds after which the scheduler gives up an executor, for kinds where executors hang."""
@@ -23,6 +23,7 @@ _SETTINGS: dict[Kind, RigSettings] = {
     Kind.STEP_HANGS: RigSettings(num_executors=2, scheduler=_SOON_LOST),
     Kind.POISON: RigSettings(num_executors=2),
     **dict.fromkeys(FLEET_KINDS, RigSettings(num_executors=4, num_together=4)),
+    **dict.fromkeys(RANK_KINDS, RigSettings(executor=("--tp-size=2",))),
     Kind.SCHEDULER_STOPPED: RigSettings(scheduler=(f"--drain-grace-s={_DRAIN_GRACE_S:g}",)),
 }
 

@@ -46,6 +46,10 @@ class Kind(StrEnum):
     ONE_TOLD_TO_STOP = "one of several told to stop"
     ONE_DRAINED = "one of several drained and added again"
     ONE_REMOVED = "one of several removed and added again"
+    # Faults of one rank of an executor that has several.
+    RANK_KILLED = "one rank killed"
+    RANK_STOPPED = "one rank stopped until it is missed"
+    RANK_SLOWED = "one rank made slow for a while"
     # Faults of the computation.
     STEP_RAISES = "step raises"
     STEP_HANGS = "step never returns"
@@ -71,6 +75,7 @@ FLEET_KINDS = (
     Kind.ONE_DRAINED,
     Kind.ONE_REMOVED,
 )
+RANK_KINDS = (Kind.RANK_KILLED, Kind.RANK_STOPPED, Kind.RANK_SLOWED)
 LINK_KINDS = (*BYTE_KINDS, *MESSAGE_KINDS)
 SERVER_KINDS = (
     Kind.CLIENT_RESET,
@@ -86,6 +91,7 @@ LASTING_S: dict[Kind, tuple[float, float]] = {
     Kind.SCHEDULER_PAUSED: (1.0, 3.0),
     Kind.FRONTEND_PAUSED: (1.0, 3.0),
     Kind.OTHER_WEIGHTS: (1.0, 2.0),
+    Kind.RANK_SLOWED: (1.0, 2.0),
     Kind.DISK_FULL: (1.0, 2.0),
 }
 """

@@ -11,6 +11,7 @@ import psutil
 
 from scheduler_svc.core.observe.step_log import DECODE_LINE_INTERVAL
 from tests.faults.injecting.one_of_several import FLEET_ACTIONS
+from tests.faults.injecting.one_rank import RANK_ACTIONS
 from tests.faults.injecting.target import Target
 from tests.faults.processes.rig import Rig
 from tests.faults.proxies.controlled import Controlled
@@ -264,6 +265,7 @@ _ACTIONS: dict[Kind, Callable[[Fault, Target], None]] = {
     Kind.EXECUTOR_DRAINED: _stop_executor,
     Kind.OTHER_WEIGHTS: _other_weights,
     **FLEET_ACTIONS,
+    **RANK_ACTIONS,
     Kind.SCHEDULER_KILLED: _kill_scheduler,
     Kind.SCHEDULER_STOPPED: _stop_scheduler,
     Kind.SCHEDULER_PAUSED: _pause(lambda rig: psutil.Process(rig.scheduler.process.pid)),
