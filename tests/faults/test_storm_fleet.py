@@ -33,3 +33,10 @@ class TestFleetStorms:
         Operators drain, replace, remove and add executors under load, and no stream notices.
         """
         storm([Kind.ONE_DRAINED, Kind.ONE_REMOVED], **TOGETHER)
+
+    def test_request_that_kills_executors_fails_alone(self, storm):
+        """
+        A request that kills whichever executor computes it fails as such, however many could take
+        it next, and no other request fails with it.
+        """
+        storm([Kind.POISON], times=1, **TOGETHER)
