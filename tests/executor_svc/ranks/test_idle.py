@@ -1,0 +1,58 @@
+"""Ranks that have nothing to do for long."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tandem_client import Client, is_serving
+from tests.e2e.cluster import Process
+from tests.executor_svc.ranks.impatient import COLLECTIVE_S
+from tests.ports import free_port
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=["--tp-size=2", "--pp-size=2"])
+def services(request, bundled_model, tmp_path):
+    """Return an executor's two processes, and a scheduler before them."""
+    shared = {
+        "LWS_LEADER_ADDRESS": "127.0.0.1",
+        "LWS_GROUP_SIZE": "2",
+        "MASTER_PORT": str(free_port()),
+    }
+    flags = [f"--model={bundled_model}", "--listen=127.0.0.1:0", "--dtype=float32", request.param]
+    module = "tests.executor_svc.ranks.impatient"
+    started = [
+        Process(module, flags, tmp_path, f"pod{rank}", shared | {"LWS_WORKER_INDEX": rank})
+        for rank in ("0", "1")
+    ]
+    executor = started[0].addresses()["address"]
+    ports = [f"--{name}listen=127.0.0.1:0" for name in ("", "admin-", "metrics-")]
+    started.append(
+        Process("scheduler_svc", [f"--executor={executor}", *ports], tmp_path, "scheduler")
+    )
+    yield started
+    for one in started:
+        one.end()
+
+
+class TestIdle:
+    def test_ranks_serve_after_more_time_than_a_collective_waits(self, services):
+        """
+        Ranks without work wait in no collective: they outlast its time-out, and compute the same
+        afterwards.
+        """
+        *ranks, scheduler = services
+        address = scheduler.addresses()["address"]
+        wait_until(lambda: is_serving(address, "tandem.ready", timeout_s=5), "the ranks to serve")
+        with Client(address) as client:
+            before = client.complete("import os", max_tokens=8, temperature=0)
+            idle_until_s = time.monotonic() + 1.5 * COLLECTIVE_S
+            wait_until(lambda: time.monotonic() > idle_until_s, "the time to pass")
+            after = client.complete("import os", max_tokens=8, temperature=0)
+
+        assert before.token_ids == after.token_ids
+        assert [None, None] == [rank.process.poll() for rank in ranks]
