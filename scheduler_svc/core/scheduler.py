@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 from scheduler_svc.core import integrity
 from scheduler_svc.core.admission import Acceptance, accept, check, fail_misfits
 from scheduler_svc.core.deadlines import next_deadline_s
@@ -196,6 +198,19 @@ class Scheduler(ExecutorPort):
             replica.slots.tokens.flush(slot)
         return request.outputs.tolist()
 
+    def num_computed(self, handle: int) -> int:
+        """
+        Return of how many tokens of a request results were applied since it was last admitted; 0
+        for one that is not running or not live.
+        """
+        request = self._cell.requests.find(handle)
+        if request is None:
+            return 0
+        replica, slot = self._fleet.of(request), request.place.slot
+        if replica is None or slot is None:
+            return 0
+        return int(replica.slots.tokens.applied[slot])
+
     def list_requests(self) -> list[RequestRow]:
         """Return one row per live choice, in order of arrival."""
         return list_requests(self._fleet)
@@ -223,11 +238,17 @@ class Scheduler(ExecutorPort):
         """Return and clear the events since the last call."""
         return self._cell.events.take()
 
-    def fail_all(self, error: TandemError, now: float) -> None:
-        """Fail every request with this error, except those that have reached their deadline."""
+    def fail_all(
+        self, error: TandemError, now: float, handles: AbstractSet[int] | None = None
+    ) -> None:
+        """
+        Fail every request with this error, except those that have reached their deadline; with
+        `handles` only the live ones of these.
+        """
         self.expire(now)
         for request in list(self._cell.requests):
-            fail(self._cell, request, error)
+            if handles is None or request.new.handle in handles:
+                fail(self._cell, request, error)
 
     def has_pending_work(self) -> bool:
         """

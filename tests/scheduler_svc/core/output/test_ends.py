@@ -272,6 +272,40 @@ class TestFailAll:
         rig.run()
         assert {0, 1, 2, 3} == set(rig.failed)
 
+    def test_only_requests_that_are_named_fail(self):
+        """
+        With handles only the live ones of these fail, and the others go on.
+        """
+        rig = Rig(small_config(max_batch_size=2))
+        for _ in range(4):
+            rig.submit(max_tokens=20)
+        for _ in range(3):
+            rig.step()
+        rig.core.fail_all(ExecutorLost("gone"), rig.now, {1, 2, 17})
+        rig.run()
+        assert {1, 2} == set(rig.failed)
+        assert {0, 3} == set(rig.ended)
+
+
+class TestComputed:
+    def test_tokens_computed_are_told_of_running_requests(self):
+        """
+        Tokens whose results were applied are told of a running request, and none of one that waits,
+        has lost its slot or is not there.
+        """
+        rig = Rig(small_config(max_batch_size=1, max_total_tokens=8))
+        first = rig.submit(prompt_len=20, max_tokens=4)
+        second = rig.submit(prompt_len=20, max_tokens=4)
+        found = []
+        for _ in range(4):
+            rig.step()
+            found.append(rig.core.num_computed(first))
+        assert [8, 16, 20, 21] == found
+        assert 0 == rig.core.num_computed(second)
+        rig.core.executor_lost(rig.now)
+        assert 0 == rig.core.num_computed(first)
+        assert 0 == rig.core.num_computed(17)
+
 
 class TestEvents:
     def test_progress_tells_of_admission_and_prompt(self):
