@@ -85,7 +85,7 @@ class Driver:
     def turn(self) -> None:
         """
         Plan a batch for each runner that is free, and apply all results that are due; wait for the
-        first of them if none has arrived. Where no runner may get on, all requests fail instead.
+        first of them if none has arrived. Where no runner may get on, requests fail first.
 
         Raises:
             TandemError: A step failed on a rank of several.
@@ -93,8 +93,7 @@ class Driver:
         while True:
             self._changed.clear()
             with self._lock:
-                if not self._plan(self._accord.now()):
-                    break
+                self._plan(self._accord.now())
             self._agree_on_plan()
             for worker in self._workers:
                 worker.start()
@@ -144,30 +143,25 @@ class Driver:
             worker.close()
         self._accord.close()
 
-    def _plan(self, now: float) -> bool:
+    def _plan(self, now: float) -> None:
         """
         Plan the next step of each runner that is free; the core's lock is held.
 
         A runner without retries left is as if away while another has a step: the core offers what
-        waits to the others.
-
-        Returns:
-            False if all requests failed instead, as no runner may get on (see `Retries`).
+        waits to the others. Where no runner may get on, requests fail first (see `Retries`).
         """
+        self._retries.note_ends(self._ledger.num_ended)
         able = [one for one in self._workers if self._retries.are_left(one.port.number)]
         spent = [one for one in self._workers if one not in able]
         for worker in able:
             worker.plan(now)
         if not spent or any(worker.has_step for worker in able):
-            return True
-        error = self._retries.final_error
-        if error is not None:
-            self._core.fail_all(error, now)
+            return
+        if (verdict := self._retries.verdict) is not None:
+            self._core.fail_all(verdict.error, now, verdict.handles)
             self._retries.reset()
-            return False
         for worker in spent:
             worker.plan(now)
-        return True
 
     def _agree_on_plan(self) -> None:
         """
@@ -267,8 +261,10 @@ class Driver:
             now = self._accord.now()
             worker.port.apply(result, now)
             self._ledger.settle(self._core, now)
-        if len(result.token):
-            self._retries.reset()
+            if len(result.token):
+                self._retries.reset()
+            elif self._retries.has_failures:
+                self._retries.note_computed(self._computed())
 
     def _recover(self, worker: Worker, error: Exception) -> None:
         """
@@ -290,7 +286,12 @@ class Driver:
             if isinstance(error, OutOfMemory | MemoryError):
                 worker.port.executor_lost(now, 0, out_of_memory=True)
                 return
-            _log.warning("step_failed", runner=worker.port.number, error=repr(error))
+            number, computed = worker.port.number, self._computed()
+            _log.warning("step_failed", runner=number, error=repr(error))
             is_blamed = len(self._workers) > 1 and not isinstance(error, SessionLost)
             worker.port.executor_lost(now, 0 if is_blamed else None)
-        self._retries.note_failure(worker.port.number, error)
+            self._retries.note_failure(number, error, computed, is_blamed=is_blamed)
+
+    def _computed(self) -> dict[int, int]:
+        """Return how many tokens of each live request are computed; the core's lock is held."""
+        return {handle: self._core.num_computed(handle) for handle in self._ledger.handles}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import KeysView
 from dataclasses import dataclass, field
 
 import structlog
@@ -102,6 +103,8 @@ class Ledger:
         self._stopped: list[Choice] = []
         self._live: dict[int, Choice] = {}
         """Choices that are not over, by handle."""
+        self.num_ended = 0
+        """Number of choices that are over, since the start."""
         self.entries: dict[int, Entry] = {}
         """Live requests by id."""
 
@@ -109,6 +112,11 @@ class Ledger:
     def num_undelivered(self) -> int:
         """Number of completed requests that `take` has not returned yet."""
         return len(self._completed)
+
+    @property
+    def handles(self) -> KeysView[int]:
+        """Handles of the choices that are not over."""
+        return self._live.keys()
 
     def add(self, entry: Entry) -> None:
         """Add a request that the core has accepted."""
@@ -195,6 +203,7 @@ class Ledger:
 
     def _complete(self, handle: int, ended: Ended | None, error: EngineError | None) -> None:
         choice = self._live.pop(handle)
+        self.num_ended += 1
         entry, reason = choice.entry, None if ended is None else ended.reason
         text, stop_string = self._end_text(choice, reason)
         if stop_string is not None:

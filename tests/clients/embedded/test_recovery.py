@@ -17,6 +17,7 @@ from tandem_embedded import (
 from tests.clients.embedded.fake_backend import engine_and_runner, expected
 
 EIGHT = GenerationParams(max_tokens=8)
+SCORED = GenerationParams(max_tokens=0, prompt_logprobs=0)
 WIDE = EngineConfig(
     block_size=4,
     max_num_blocks=256,
@@ -59,10 +60,73 @@ class TestRecovery:
         engine.submit_request("abc", EIGHT)
         assert expected("abc", 8) == engine.run()[0].output_tokens
 
+    def test_request_submitted_after_the_last_failure_is_tried(self):
+        """
+        A request that comes after a step of others failed for the last time gets its tokens.
+        """
+        engine, runner = engine_and_runner()
+        failed = engine.submit_request("abc", EIGHT)
+        runner.fail_next = [RuntimeError("device is gone")] * 3
+        for _ in range(3):
+            engine.step()
+        engine.submit_request("abcd", EIGHT)
+        first, second = engine.run()
+        assert failed == first.request_id
+        assert "device is gone" in first.error.message
+        assert expected("abcd", 8) == second.output_tokens
+
+    def test_request_submitted_after_an_abort_is_tried(self):
+        """
+        A request aborted after its step failed for the last time takes no other one with it.
+        """
+        engine, runner = engine_and_runner()
+        aborted = engine.submit_request("abc", EIGHT)
+        runner.fail_next = [RuntimeError("device is gone")] * 3
+        for _ in range(3):
+            engine.step()
+        engine.abort(aborted)
+        assert expected("fresh", 8) == engine.complete("fresh", EIGHT).output_tokens
+
+    def test_scored_request_counts_as_progress(self):
+        """
+        Failures far apart fail no request, also where requests end without a token in between.
+        """
+        engine, runner = engine_and_runner()
+        for number in range(40):
+            if number % 10 == 9:
+                runner.fail_next = [RuntimeError("once in a while")]
+            completed = engine.complete([number, 5, 6], SCORED)
+            assert completed.success
+        assert 4 == runner.num_resets
+
+    @pytest.mark.parametrize("params", [EIGHT, SCORED])
+    def test_long_prompt_gets_on_from_failure_to_failure(self, params):
+        """
+        A prompt of many chunks survives more failures than are retries, if each comes later.
+        """
+        engine, runner = engine_and_runner()
+        execute, furthest, num_failures = runner.execute, 0, 0
+
+        def fail_where_new(batch: Batch, step_id: int) -> StepResult:
+            nonlocal furthest, num_failures
+            start = max(batch.row_start.tolist(), default=0)
+            if furthest < start < 100:
+                furthest = start
+                num_failures += 1
+                raise RuntimeError("device is gone")
+            return execute(batch, step_id)
+
+        runner.execute = fail_where_new
+        prompt = [5] * 110
+        completed = engine.complete(prompt, params)
+        assert completed.success
+        assert expected(prompt, params.max_tokens) == completed.output_tokens
+        assert 3 <= num_failures == runner.num_resets
+
     def test_prompt_that_fails_at_a_later_chunk_fails_its_request(self):
         """
-        A step that computes a chunk of a prompt and no token does not count as success: the step
-        behind it is tried three times, like any other.
+        A chunk of a prompt that is computed again does not count as success: the step behind it is
+        tried three times, like any other.
         """
         engine, runner = engine_and_runner()
         execute, failed = runner.execute, []

@@ -59,11 +59,15 @@ class TestFailures:
         submit_all(engine)
         check_all(engine)
 
-    def test_request_that_no_runner_survives_fails_alone(self):
+    @pytest.mark.parametrize("num_runners", [2, 3])
+    @pytest.mark.parametrize("num_good", [0, 1, 4, 16])
+    @pytest.mark.parametrize("num_poison", [1, 2, 3, 6])
+    def test_requests_that_no_runner_survives_fail_alone(self, num_poison, num_good, num_runners):
         """
-        A request under which every step fails ends with an error; the others get their tokens.
+        Requests under which every step fails end with errors, and the others get their tokens. Of
+        four that fail one at a time the core rather believes that the runners are broken.
         """
-        engine, runners = fleet()
+        engine, runners = fleet(num_runners)
 
         def fail(batch) -> None:
             if any(9 in admission.token_ids for admission in batch.admits):
@@ -71,14 +75,16 @@ class TestFailures:
 
         for runner in runners:
             runner.before = fail
-        poison = engine.submit_request([9, 9, 9], EIGHT)
-        submit_all(engine)
-        failed, *others = by_id(engine.run())
-        assert poison == failed.request_id
-        assert isinstance(failed.error, ExecutionError)
-        assert [expected(prompt, 8) for prompt in SHORT_PROMPTS] == [
-            one.output_tokens for one in others
-        ]
+        for number in range(num_poison):
+            engine.submit_request([9, 9, 10 + number], EIGHT)
+        prompts = SHORT_PROMPTS[:num_good]
+        for prompt in prompts:
+            engine.submit_request(prompt, EIGHT)
+        completed = by_id(engine.run())
+        reasons = {one.error.reason for one in completed[:num_poison]}
+        assert reasons <= {"POISON_REQUEST"} | ({"EXECUTOR_LOST"} if num_poison >= 4 else set())
+        found = [one.output_tokens for one in completed[num_poison:]]
+        assert [expected(prompt, 8) for prompt in prompts] == found
         engine.check_integrity()
 
     def test_requests_fail_where_nothing_can_be_computed(self):
