@@ -140,7 +140,7 @@ class Driver:
     def close(self) -> None:
         """Drop the runners, and end their threads after the steps that they compute."""
         for worker in self._workers:
-            worker.close()
+            worker.close(may_wait=not self._accord.has_stopped)
         self._accord.close()
 
     def _plan(self, now: float) -> None:
@@ -180,8 +180,7 @@ class Driver:
         try:
             results = worker.due_results()
         except Exception as error:  # also of a bug, after which the ranks are not in step
-            self._accord.fail(error)
-            raise
+            raise self._accord.stop(error) from error
         drawn = [(result.slot.tolist(), result.token.tolist()) for result in results]
         self._accord.meet(Meeting.RESULTS, drawn)
 
@@ -278,7 +277,8 @@ class Driver:
         Raises:
             TandemError: There are other ranks, which may not have failed.
         """
-        self._accord.fail(error)
+        if self._accord.is_shared:
+            raise self._accord.stop(error) from error
         worker.start_over()
         with self._lock:
             now = self._accord.now()

@@ -40,9 +40,17 @@ class Meeting(enum.IntEnum):
 
 
 class Accord:
-    """The accord of an engine in one process, which has its own time and seeds."""
+    """
+    The accord of an engine in one process, which has its own time and seeds.
+
+    Attributes:
+        is_shared: True where there are other ranks.
+        has_stopped: True after an error that ended the agreement: other ranks may have begun other
+            steps than this one, or none.
+    """
 
     is_shared = False
+    has_stopped = False
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -51,7 +59,7 @@ class Accord:
         """Return the time, in monotonic seconds."""
         return self._clock()
 
-    def meet(self, meeting: Meeting, facts: object = None, seed: int = 0) -> int:  # noqa: ARG002  # of ranks
+    def meet(self, meeting: Meeting, facts: object = None, seed: int = 0) -> int:  # noqa: ARG002  # for several ranks
         """
         Agree on a call; returns the seed for it.
 
@@ -66,13 +74,12 @@ class Accord:
         """
         return seed
 
-    def fail(self, error: Exception) -> None:
+    def stop(self, error: Exception) -> Exception:
         """
-        End the agreement after an error that other ranks may not have; do nothing without others.
-
-        Raises:
-            TandemError: There are other ranks: the error that the caller is to be told.
+        End the agreement after an error that other ranks may not have; returns the error that the
+        caller is to be told. Without other ranks nothing ends.
         """
+        return error
 
     def close(self) -> None:
         """Let go of the other ranks: nothing is agreed on any more."""
@@ -97,7 +104,7 @@ class RanksAccord(Accord):
         known = (groups.tensor, groups.pipeline, groups.tokens, groups.world)
         self._groups = tuple(dict.fromkeys(one for one in known if one is not None))
         self._now = 0.0
-        self._stopped: str | None = None
+        self._why_stopped = ""
         self.meet(Meeting.START)
 
     def now(self) -> float:
@@ -114,17 +121,21 @@ class RanksAccord(Accord):
         try:
             told = self._gathered(own)
         except RuntimeError as error:
-            raise self._stop(error) from error
+            raise self.stop(error) from error
         for rank, one in enumerate(told):
             if one[:2] != told[0][:2]:
                 text = _difference(rank, Meeting(one[0]), Meeting(told[0][0]))
-                raise self._stop(InternalError(text))
+                raise self.stop(InternalError(text))
         self._now = max(self._now, struct.unpack("<d", struct.pack("<q", told[0][2]))[0])
         return told[0][3] % 2**64
 
-    def fail(self, error: Exception) -> None:
-        """See `Accord.fail`."""
-        raise self._stop(error) from error
+    def stop(self, error: Exception) -> Exception:
+        """See `Accord.stop`: ranks never meet again, as they stopped at different places."""
+        text = error.message if isinstance(error, TandemError) else str(error) or repr(error)
+        self.has_stopped, self._why_stopped = True, text.partition("\n")[0]
+        if isinstance(error, TandemError):
+            return error
+        return ExecutorLost(f"{self._rank_text()} cannot go on: {self._why_stopped}")
 
     def close(self) -> None:
         """See `Accord.close`; nothing of the engine refers to the groups then."""
@@ -135,19 +146,11 @@ class RanksAccord(Accord):
             if self._is_own and distributed.is_initialized():
                 distributed.destroy_process_group(group)
 
-    def _stop(self, error: Exception) -> TandemError:
-        """Let ranks never meet again, as they stopped at different places; returns the error."""
-        text = error.message if isinstance(error, TandemError) else str(error) or repr(error)
-        self._stopped = text.partition("\n")[0]
-        if isinstance(error, TandemError):
-            return error
-        return ExecutorLost(f"{self._rank_text()} cannot go on: {self._stopped}")
-
     def _check_going(self) -> None:
         """Raise ExecutorLost if the ranks never meet again."""
-        if self._stopped is not None:
+        if self.has_stopped:
             message = (
-                f"{self._rank_text()} has stopped ({self._stopped}), and ranks that stopped at "
+                f"{self._rank_text()} has stopped ({self._why_stopped}), and ranks that stopped at "
                 "different places never meet again: end all processes and start them anew"
             )
             raise ExecutorLost(message)

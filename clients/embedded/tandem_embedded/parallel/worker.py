@@ -65,7 +65,7 @@ class Worker:
         self._num_ahead = 0
         """Number of steps under way whose results are not due."""
         self._has_failed = False
-        """True after a step failed, until `start_over`; set on the runner's thread."""
+        """True after a step failed, until `start_over`; set on the runner's thread too."""
 
     def plan(self, now: float) -> None:
         """Plan the next step, unless results are due first; the core's lock is held."""
@@ -111,7 +111,7 @@ class Worker:
 
     def due_results(self) -> Sequence[StepResult]:
         """Wait for all results that are due; raises the error of a failed step."""
-        return [step.result() for step in islice(self._under_way, self._num_due)]
+        return [self._result_of(step) for step in islice(self._under_way, self._num_due)]
 
     def try_take(self) -> StepResult | None:
         """
@@ -124,7 +124,7 @@ class Worker:
 
     def take(self) -> StepResult:
         """Wait for the oldest result; raises the error of a failed step."""
-        return self._under_way.popleft().result()
+        return self._result_of(self._under_way.popleft())
 
     def suspend(self, mode: KvMode) -> None:
         """Let the runner release KV memory after the steps under way; see `Runner.suspend`."""
@@ -141,12 +141,15 @@ class Worker:
         self._call(self._runner.reset)
         self._has_failed = False
 
-    def close(self) -> None:
+    def close(self, *, may_wait: bool) -> None:
         """
-        Drop all steps and the runner, and end its thread after the step that it computes; steps
-        that are launched are waited for, unless one failed: other ranks may not have begun them.
+        Drop all steps and the runner, and end its thread after the step that it computes.
+
+        Args:
+            may_wait: False where other ranks may not have begun the steps that are launched. These
+                are waited for otherwise, unless one failed.
         """
-        if not self._has_failed:
+        if may_wait and not self._has_failed:
             self._drop_all()
         self._thread.shutdown(cancel_futures=True)
         self._under_way.clear()
@@ -156,6 +159,13 @@ class Worker:
     @property
     def _num_due(self) -> int:
         return max(0, len(self._under_way) - (0 if self._has_failed else self._num_ahead))
+
+    def _result_of(self, step: StepUnderWay) -> StepResult:
+        try:
+            return step.result()
+        except Exception:
+            self._has_failed = True
+            raise
 
     def _drop_all(self) -> None:
         while self._under_way:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ from tandem.link.batch import Batch
 from tandem.link.results import StepResult
 from tandem_embedded import Backend, ConfigError, InferenceEngine, SimpleTokenizer
 from tandem_embedded.backend import geometry_of
+from tandem_embedded.parallel.accord import Accord
 from tests.clients.embedded.fake_backend import VOCAB_SIZE, FakeRunner
 from tests.clients.embedded.parallel.fleet import CONFIG, check_all, submit_all
 
@@ -103,6 +105,41 @@ def test_closing_waits_for_what_is_launched():
     assert runner.num_under_way
     engine.close()
     assert 0 == runner.num_under_way
+
+
+def test_closing_waits_for_nothing_after_the_accord_of_ranks_stopped(monkeypatch):
+    """
+    An engine whose ranks stopped at different places is closed without a wait for steps that other
+    ranks may not have begun.
+    """
+    engine, runner = staged()
+    submit_all(engine)
+    engine.step()
+    num_under_way = runner.num_under_way
+    accord = Accord(time.monotonic)
+    accord.has_stopped = True
+    monkeypatch.setattr(engine._driver, "_accord", accord)
+    engine.close()
+    assert 1 <= num_under_way == runner.num_under_way
+
+
+@pytest.mark.parametrize("how", ["due_results", "take"])
+def test_closing_waits_for_nothing_after_a_result_that_is_an_error(how):
+    """
+    Steps behind one that failed at its end are not waited for.
+    """
+    engine, runner = staged(num_stages=3)
+    runner.fail_at_end = [RuntimeError("device")]
+    submit_all(engine)
+    engine.step()
+    engine.step()
+    assert 2 == runner.num_under_way
+    (worker,) = engine._driver._workers
+    worker._num_ahead = 0
+    with pytest.raises(RuntimeError, match="device"):
+        getattr(worker, how)()
+    engine.close()
+    assert 1 == runner.num_under_way
 
 
 def test_runner_that_cannot_launch_is_refused():
