@@ -6,8 +6,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
+import structlog
+
 from tandem.errors import SessionLost
 from tandem.link.results import StepResult
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
 class StepUnderWay(Protocol):
@@ -69,6 +73,8 @@ class Launched:
     def drop(self) -> None:
         """See `StepUnderWay.drop`: what other stages send for the step must be received."""
         self._wait()
+        if isinstance(self._ended, Exception):
+            _log.warning("dropped_step_failed", error=repr(self._ended))
 
     def _wait(self) -> None:
         collect, self._collect = self._collect, None
@@ -76,5 +82,5 @@ class Launched:
             return
         try:
             self._ended = collect()
-        except Exception as error:  # noqa: BLE001  # raised again by `result`
+        except Exception as error:  # noqa: BLE001  # raised by `result`, or logged by `drop`
             self._ended = error

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from structlog.testing import capture_logs
 
 from tandem.errors import OutOfMemory
 from tandem.link.batch import Batch
@@ -140,6 +141,21 @@ def test_closing_waits_for_nothing_after_a_result_that_is_an_error(how):
         getattr(worker, how)()
     engine.close()
     assert 1 == runner.num_under_way
+
+
+def test_error_of_a_step_that_is_dropped_is_logged():
+    """
+    A step that nothing asks the result of does not lose its error.
+    """
+    engine, runner = staged()
+    runner.fail_at_end = [RuntimeError("device")]
+    submit_all(engine)
+    engine.step()
+    assert runner.num_under_way
+    with capture_logs() as logs:
+        engine.close()
+    events = [(line["event"], line["error"]) for line in logs]
+    assert [("dropped_step_failed", "RuntimeError('device')")] == events
 
 
 def test_runner_that_cannot_launch_is_refused():
