@@ -9,7 +9,7 @@ import structlog
 
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
-from tandem.errors import OutOfMemory, SessionLost, TandemError
+from tandem.errors import InternalError, OutOfMemory, SessionLost, TandemError
 from tandem.link.batch import Batch
 from tandem.link.commands import KvMode
 from tandem.link.results import StepResult
@@ -21,8 +21,11 @@ from tandem_embedded.parallel.worker import Worker
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
-_EXPECTED = (TandemError, RuntimeError, MemoryError)
-"""Errors of a step that is recomputed without the caller's knowing."""
+
+def _is_expected(error: Exception) -> bool:
+    """Return True for an error of a step that is recomputed without the caller's knowing."""
+    is_bug = isinstance(error, InternalError)
+    return isinstance(error, TandemError | RuntimeError | MemoryError) and not is_bug
 
 
 class Driver:
@@ -89,6 +92,7 @@ class Driver:
 
         Raises:
             TandemError: A step failed on a rank of several.
+            InternalError: A bug of ours; what ran on the runner is computed again.
         """
         while True:
             self._changed.clear()
@@ -108,12 +112,14 @@ class Driver:
         """
         Release KV memory as `mode` says; `turn` must not be called until `resume`.
 
-        After an error nothing is suspended, and requests that ran on the runner that failed are
-        computed again.
+        After an error requests that ran on the runner that failed are computed again. Nothing is
+        suspended then, unless memory that another runner gave back is taken by now: the suspension
+        goes on there, and `resume` ends it.
 
         Raises:
-            OutOfMemory: The host has no room for the KV of the device, or a step before the
-                suspension ran out of memory.
+            OutOfMemory: The host has no room for the KV of the device, a step before the suspension
+                ran out of memory, or the memory of another runner is taken after an error, which is
+                the cause.
             TandemError, RuntimeError or MemoryError: A step before the suspension failed otherwise.
         """
         with self._lock:
@@ -195,7 +201,7 @@ class Driver:
             except Exception as error:
                 has_applied = True
                 self._recover(worker, error)
-                if not isinstance(error, _EXPECTED):
+                if not _is_expected(error):
                     raise
         return has_applied
 
@@ -213,14 +219,22 @@ class Driver:
         self._acknowledge(worker)
 
     def _undo_suspension(self, failed: Worker, error: Exception) -> None:
-        """Resume all runners after one of them could not be suspended."""
+        """
+        Resume all runners after one of them could not be suspended.
+
+        Raises:
+            OutOfMemory: The memory of another runner is taken.
+        """
         with self._lock:
             for worker in self._workers:
                 worker.port.resume()
         self._recover(failed, error)
         for worker in self._workers:
             if worker is not failed and worker.port.is_command_due:
-                self._resume(worker)
+                try:
+                    self._resume(worker)
+                except OutOfMemory as lack:
+                    raise lack from error
 
     def _resume(self, worker: Worker) -> None:
         worker.resume()
@@ -229,8 +243,10 @@ class Driver:
             worker.port.take_command()
         try:
             self._acknowledge(worker)
-        except _EXPECTED as error:  # the runner is back, and starts over like after a failed step
+        except Exception as error:  # the runner is back, and starts over like after a failed step
             self._recover(worker, error)
+            if not _is_expected(error):
+                raise
 
     def _apply_all(self, worker: Worker) -> None:
         while worker.is_under_way:

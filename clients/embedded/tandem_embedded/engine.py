@@ -250,7 +250,8 @@ class InferenceEngine(EngineQueries):
 
         Raises:
             SchedulerError: The engine is suspended or closed.
-            ExecutionError: A step failed on a rank of several, which ends the engine.
+            ExecutionError: A step failed on a rank of several, which ends the engine; or a step met
+                a bug of Tandem, after which it is computed again.
         """
         self._drive()
         with self._lock:
@@ -276,7 +277,8 @@ class InferenceEngine(EngineQueries):
         are computed again under "recompute", with the same tokens. A second call does nothing.
 
         Raises:
-            EngineMemoryError: The host has no room for the KV memory; nothing is suspended.
+            EngineMemoryError: The host has no room for the KV memory. Nothing is suspended then;
+                of several runners, one whose memory is taken by now stays so until `resume`.
         """
         with self._driving, engine_errors():
             self._check_open()

@@ -8,6 +8,7 @@ from tandem.engine_config import EngineConfig
 from tandem.errors import OutOfMemory
 from tandem_embedded import EngineMemoryError, GenerationParams, InferenceEngine, SchedulerError
 from tests.clients.embedded.fake_backend import engine_and_runner, expected
+from tests.clients.embedded.parallel.fleet import check_all, fleet, submit_all
 from tests.model_zoo import llama_mha
 
 MODES = ["persist", "offload", "recompute"]
@@ -118,6 +119,44 @@ class TestSuspension:
         assert engine.is_suspended
         engine.resume()
         assert expected("abc", 8) == engine.run()[0].output_tokens
+
+    def test_bug_on_the_way_out_of_a_suspension_is_raised_and_the_engine_goes_on(self):
+        """
+        An error that no step should raise reaches the caller of a resumption, and what ran is
+        computed again.
+        """
+        engine, runner = engine_and_runner()
+        engine.submit_request("abc", GenerationParams(max_tokens=8))
+        engine.step()
+        engine.suspend()
+        runner.fail_next = [ValueError("a bug")]
+        with pytest.raises(ValueError, match="a bug"):
+            engine.resume()
+        assert not engine.is_suspended
+        (completed,) = [request for _ in range(20) for request in engine.step()]
+        assert expected("abc", 8) == completed.output_tokens
+
+    def test_a_suspension_that_fails_where_memory_is_gone_goes_on_elsewhere(self, monkeypatch):
+        """
+        Where one runner cannot be suspended, and another's memory was taken meanwhile, the error
+        has both reasons, and the engine is suspended until a resumption.
+        """
+        engine, runners = fleet(kv_cache_management_mode="offload")
+        submit_all(engine)
+        engine.step()
+
+        def refuse(*_given: object) -> None:
+            raise OutOfMemory(f"no memory of the {'host' if _given else 'device'}")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(runners[1], "suspend", refuse)
+            patched.setattr(runners[0], "resume", refuse)
+            with pytest.raises(EngineMemoryError, match="no memory of the device") as caught:
+                engine.suspend()
+        assert "no memory of the host" in str(caught.value.__cause__.__cause__)
+        assert engine.is_suspended
+        engine.resume()
+        check_all(engine)
 
     def test_a_suspension_that_fails_computes_on(self, monkeypatch):
         """

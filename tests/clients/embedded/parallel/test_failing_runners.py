@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tandem.errors import OutOfMemory, SessionLost
+from tandem.errors import InternalError, OutOfMemory, SessionLost
 from tandem.link.batch import Batch
 from tandem_embedded import ExecutionError
 from tandem_embedded.parallel.retries import MAX_STEP_RETRIES
@@ -102,15 +102,19 @@ class TestFailures:
         found = [request.output_tokens for request in by_id(engine.run())]
         assert [expected(prompt, 8) for prompt in SHORT_PROMPTS] == found
 
-    def test_bug_of_a_runner_is_raised_and_the_engine_goes_on(self):
+    @pytest.mark.parametrize(
+        ("error", "raised"),
+        [(ValueError("a bug"), ValueError), (InternalError("a bug"), ExecutionError)],
+    )
+    def test_bug_of_a_runner_is_raised_and_the_engine_goes_on(self, error, raised):
         """
         An error that no step should raise reaches the caller once, and no request is lost.
         """
         engine, runners = fleet()
         submit_all(engine)
         engine.step()
-        runners[1].fail_next = [ValueError("a bug")]
-        with pytest.raises(ValueError, match="a bug"):
+        runners[1].fail_next = [error]
+        with pytest.raises(raised, match="a bug"):
             engine.run()
         check_all(engine)
 
