@@ -257,7 +257,7 @@ class Scheduler(ExecutorPort):
         """
         return bool(
             len(self._cell.requests)
-            or any(one.slots.vacated() or one.in_flight for one in self._fleet)
+            or any(one.slots.has_vacated() or one.in_flight for one in self._fleet)
         )
 
     def stats(self) -> Stats:

@@ -64,7 +64,7 @@ def _must_release(replica: Replica) -> bool:
     """Return True while slots must be released first: the executor drops KV only without any."""
     suspension = replica.suspension
     is_dropping = suspension.mode is KvMode.RECOMPUTE and suspension.sent_mode is None
-    return is_dropping and bool(replica.slots.vacated())
+    return is_dropping and replica.slots.has_vacated()
 
 
 def _note_in_flight(replica: Replica) -> None:

@@ -23,9 +23,10 @@ class Housekeeping:
     executors that come and go. Owned by the core loop.
 
     Most turns are for results of steps alone. They leave the housekeeping, which takes about as
-    long as planning, to a turn within `LOOK_INTERVAL_S`. None leaves it while something waits that
-    a result may end: a drain of the service or of an executor, a query without its answer, or the
-    time in which the service is not ready; nor does the turn in which the last request ends.
+    long as planning, to the first turn that comes `LOOK_INTERVAL_S` or more after it was done. None
+    leaves it while something waits that a result may end: a drain of the service or of an executor,
+    a query without its answer, or the time in which the service is not ready; nor does the turn in
+    which the last request ends.
 
     Attributes:
         due_s: Time by which what waits needs a turn; infinity where nothing waits.

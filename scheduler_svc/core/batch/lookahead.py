@@ -57,7 +57,7 @@ def lookahead(replica: Replica, usual_step_s: float) -> int:
         num_decoding == slots.num_running  # no prompt under way and no row paused
         and not cell.queue
         and not replica.draining
-        and not slots.vacated()
+        and not slots.has_vacated()
     )
     if not is_quiet:
         return window

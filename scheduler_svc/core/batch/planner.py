@@ -106,7 +106,7 @@ def _plan_prompts(builder: BatchBuilder, now: float, *, others_decode: bool) -> 
 
 def _skip_empty_lanes(builder: BatchBuilder) -> None:
     """
-    Go on to the next lane that decodes while the step computes nothing: no prompt does.
+    Go on to the next lane while the step computes nothing, neither prompts nor decodes.
 
     Each lane has its turn a second time, as a later one may give it slots or blocks: a plan that
     computes nothing while requests could go on would leave nothing in flight to cause the next one.

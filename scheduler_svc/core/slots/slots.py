@@ -195,6 +195,10 @@ class SlotTable:
         self.num_departures += 1
         self._vacated[slot] = request
 
+    def has_vacated(self) -> bool:
+        """Return True while a vacated slot is not yet forgotten."""
+        return bool(self._vacated)
+
     def vacated(self) -> list[int]:
         """Return the slots that are vacated and not yet forgotten, in the order of leaving."""
         return list(self._vacated)
