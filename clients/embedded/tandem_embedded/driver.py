@@ -288,23 +288,27 @@ class Driver:
         A step that ran out of memory does not count as a failure: the core makes the next steps
         smaller, and ends a request that lacks memory even when it runs alone. Where there are other
         runners, a step that failed otherwise is blamed on its requests, and the core tries them one
-        at a time.
+        at a time; a runner that cannot be cleared has itself to blame.
 
         Raises:
             TandemError: There are other ranks, which may not have failed.
         """
         if self._accord.is_shared:
             raise self._accord.stop(error) from error
-        worker.start_over()
+        lasting = worker.start_over()
         with self._lock:
             now = self._accord.now()
             # Results before that of the step that failed were applied: it is the oldest in flight.
-            if isinstance(error, OutOfMemory | MemoryError):
+            if isinstance(error, OutOfMemory | MemoryError) and lasting is None:
                 worker.port.executor_lost(now, 0, out_of_memory=True)
                 return
             number, computed = worker.port.number, self._computed()
             _log.warning("step_failed", runner=number, error=repr(error))
-            is_blamed = len(self._workers) > 1 and not isinstance(error, SessionLost)
+            if lasting is not None:
+                _log.warning("runner_not_cleared", runner=number, error=repr(lasting))
+                error = lasting
+            has_others = len(self._workers) > 1
+            is_blamed = has_others and lasting is None and not isinstance(error, SessionLost)
             worker.port.executor_lost(now, 0 if is_blamed else None)
             self._retries.note_failure(number, error, computed, is_blamed=is_blamed)
 

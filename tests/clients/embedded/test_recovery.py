@@ -60,6 +60,32 @@ class TestRecovery:
         engine.submit_request("abc", EIGHT)
         assert expected("abc", 8) == engine.run()[0].output_tokens
 
+    @pytest.mark.parametrize("num_failures", [1, 9])
+    @pytest.mark.parametrize("error", [RuntimeError("device"), MemoryError()])
+    def test_runner_that_cannot_be_cleared_counts_as_failed(self, num_failures, error, monkeypatch):
+        """
+        Where a runner cannot be cleared after a failed step, that is tried again after the next
+        one, which fails too; requests fail where it goes on like that.
+        """
+        engine, runner = engine_and_runner()
+        engine.submit_request("abc", EIGHT)
+        engine.step()
+        reset, errors = runner.reset, [OSError("still gone")] * num_failures
+
+        def reset_at_last() -> None:
+            if errors:
+                raise errors.pop()
+            reset()
+
+        monkeypatch.setattr(runner, "reset", reset_at_last)
+        runner.fail_next = [error]
+        (completed,) = [request for _ in range(20) for request in engine.step()]
+        if num_failures == 1:
+            assert expected("abc", 8) == completed.output_tokens
+        else:
+            assert "still gone" in completed.error.message
+        assert not engine.has_pending_work()
+
     def test_request_submitted_after_the_last_failure_is_tried(self):
         """
         A request that comes after a step of others failed for the last time gets its tokens.

@@ -59,6 +59,21 @@ class TestFailures:
         submit_all(engine)
         check_all(engine)
 
+    def test_runner_that_cannot_be_cleared_costs_no_request(self, monkeypatch):
+        """
+        Requests of a runner that fails and cannot be cleared are computed elsewhere.
+        """
+        engine, runners = fleet()
+        submit_all(engine)
+        engine.step()
+
+        def fail() -> None:
+            raise RuntimeError("device is gone")
+
+        monkeypatch.setattr(runners[0], "reset", fail)
+        runners[0].fail_next = [RuntimeError("device is gone")]
+        check_all(engine)
+
     @pytest.mark.parametrize("num_runners", [2, 3])
     @pytest.mark.parametrize("num_good", [0, 1, 4, 16])
     @pytest.mark.parametrize("num_poison", [1, 2, 3, 6])
