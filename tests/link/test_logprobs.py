@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +20,6 @@ def listed(columns: LogprobColumns) -> list[tuple[int, str]]:
     ]
 
 
-@pytest.mark.slow
 @QUICK
 @given(logprobs(NUM_ROWS), st.data())
 def test_selected_entries_keep_what_is_theirs(columns, data):
@@ -37,7 +35,6 @@ def test_selected_entries_keep_what_is_theirs(columns, data):
     assert whole[::-1] == listed(columns.select(turned))
 
 
-@pytest.mark.slow
 @QUICK
 @given(logprobs(NUM_ROWS), st.data())
 def test_rows_that_are_left_are_numbered_anew(columns, data):

@@ -316,7 +316,6 @@ class TestGarbage:
             with pytest.raises(CorruptMessage):
                 decode(raw)
 
-    @pytest.mark.slow
     @settings(max_examples=300, deadline=None)
     @given(st.data())
     def test_any_damage_is_noticed(self, data):

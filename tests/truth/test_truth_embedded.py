@@ -87,7 +87,17 @@ def hugging_face_greedy(model_dir: Path) -> list[int]:
     return output[0, len(GREEDY.prompt) :].tolist()
 
 
-@pytest.fixture(scope="module", params=sorted(FAMILIES))
+EVERYDAY = "llama_gqa_llama3_rope"
+"""The family of which not all tests are slow."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[pytest.mark.slow] * (name != EVERYDAY))
+        for name in sorted(FAMILIES)
+    ],
+)
 def model_dir(request, tmp_path_factory) -> Path:
     return FAMILIES[request.param](tmp_path_factory.mktemp("models") / request.param)
 
@@ -100,7 +110,6 @@ def references(model_dir) -> dict[str, CompletedRequest]:
 
 
 class TestAgainstHuggingFace:
-    @pytest.mark.slow
     def test_greedy_tokens_are_those_of_transformers(self, model_dir, references):
         """
         Greedy tokens of a request served alone are those that `transformers` generates.
@@ -117,7 +126,6 @@ class TestAgainstHuggingFace:
 
 
 class TestEveryWayOfServing:
-    @pytest.mark.slow
     def test_hardest_way_gives_equal_tokens(self, model_dir, references):
         """
         Odd blocks, small chunks, neighbours and a preemption in the middle, all at once, change no

@@ -15,6 +15,7 @@ from tests.truth.served import SHARING, Served, compare, served_alone
 
 NUM_CHOICES = 4
 STAGES = pytest.mark.parametrize("num_stages", [2, 4])
+MOSTLY_SLOW = pytest.mark.parametrize("num_stages", [pytest.param(2, marks=pytest.mark.slow), 4])
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +51,7 @@ def num_in_common(served: Served) -> int:
 
 
 class TestLanes:
-    @pytest.mark.slow
-    @STAGES
+    @MOSTLY_SLOW
     def test_requests_of_all_lanes_get_their_tokens(self, model_dir, alone, num_stages):
         """
         Greedy and seeded requests, with prompts in chunks, get the tokens that they get alone, and

@@ -163,7 +163,6 @@ class TestMistakesAtStart:
 
 
 class TestImports:
-    @pytest.mark.slow
     def test_no_process_of_the_service_reaches_torch(self):
         """Neither core nor frontend imports torch, triton, the executor or a client."""
         code = (

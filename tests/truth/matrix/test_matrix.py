@@ -12,6 +12,8 @@ from tests.truth.matrix.rank_processes import RankProcesses
 from tests.truth.matrix.workload import check_case, references
 
 NAMES = ("family", "tp", "pp", "dp")
+EVERYDAY = Case(family="llama_tied_biased", tp=1, pp=2, dp=1)
+"""The case that is not slow: two processes, in lanes."""
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +42,19 @@ class TestCases:
         """
         Any two values of any two of family, tp, pp and dp meet in a case of at most 8 processes.
         """
+        assert EVERYDAY in PAIRWISE
         assert pairs(MATRIX) == pairs(PAIRWISE)
         assert 8 == max(case.num_processes for case in PAIRWISE)
 
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=str(case)) for case in PAIRWISE],
+    [
+        pytest.param(case, id=str(case), marks=[pytest.mark.slow] * (case != EVERYDAY))
+        for case in PAIRWISE
+    ],
 )
 class TestTokens:
-    @pytest.mark.slow
     def test_they_are_those_of_one_rank(self, case, processes, reference):
         """
         Greedy and seeded requests, with choices, penalties and log probabilities, that share

@@ -334,7 +334,6 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 class TestAgainstAModel:
-    @pytest.mark.slow
     def test_any_use_agrees_with_a_naive_cache(self):
         """
         Matches, counts and evictions are those of a model that searches for the oldest leaf,

@@ -288,12 +288,20 @@ WHERE = {
     forget_who_is_aged: {"ageing_s": 1.0},
 }
 """Options without which a bug could not show."""
-FOUND_LATE = {share_across_salts, forget_host_copies, never_resume, blame_one_of_many}
-"""Bugs that walks run into only after seconds."""
+FOUND_LATE = {
+    share_across_salts,
+    share_the_block_to_write,
+    forget_to_copy,
+    forget_host_copies,
+    swap_in_the_wrong_order,
+    never_resume,
+    blame_one_of_many,
+    never_forgive,
+}
+"""Bugs that walks run into only after a second and more."""
 
 
 class TestPlantedBugs:
-    @pytest.mark.slow
     @pytest.mark.parametrize(
         "plant",
         [

@@ -120,7 +120,6 @@ class TestWalks:
         """
         Walk(routing, seed).run(400)
 
-    @pytest.mark.slow
     @pytest.mark.parametrize("routing", list(Routing))
     def test_a_short_mix(self, routing):
         """The same in brief."""
