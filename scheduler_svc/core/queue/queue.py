@@ -183,7 +183,8 @@ class WaitingQueue:
         The caller takes the request just yielded, goes on without taking it (it waits for something
         of its own, such as a prefix that is being written), or stops: a request that lacks blocks
         ends admission under every policy, since requests that overtake it would use up the blocks
-        it waits for. The iterator stops by itself at an aged request that is not taken.
+        it waits for. The iterator stops by itself at an aged request that is not taken, or at the
+        choice which that one waits for.
 
         Args:
             now: Present time, in seconds.
@@ -196,10 +197,22 @@ class WaitingQueue:
                 continue
             yield request
             if request.number in self._places:
+                yield from filter(can_take, self._awaited_by(request))
                 return
         for request in self._not_aged(now, view):
             if can_take is None or can_take(request):
                 yield request
+
+    def _awaited_by(self, request: Request) -> list[Request]:
+        """
+        Return the choice that waits here and that another one waits for, if any: it ran while that
+        one waited, so it may be younger.
+        """
+        return [
+            one
+            for one in request.siblings
+            if one is not request and one.needs_scores and one.number in self._places
+        ]
 
     def in_order(self, now: float, view: PrefixView | None) -> Iterator[Request]:
         """Yield all waiting requests, next one first; O(n log n) at most."""

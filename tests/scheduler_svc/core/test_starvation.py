@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scheduler_svc.core.queue.queue import AGED_AFTER
 from scheduler_svc.core.request.options import CoreOptions, SchedulePolicy
 from scheduler_svc.core.request.request import RequestState
-from tests.scheduler_svc.core.harness import Rig, small_config
+from tests.scheduler_svc.core.harness import GREEDY, Rig, small_config
 
 AGEING_S = 2.0
 AGED_S = AGED_AFTER * AGEING_S
@@ -136,3 +136,19 @@ def test_any_arrivals_keep_the_bound(policy, steps, num_rows, delay, preemption)
             break
         watch.step()
     assert not rig.core.has_pending_work()
+
+
+def test_an_aged_choice_lets_the_sibling_run_that_it_waits_for():
+    """
+    Where the choice that has the prompt scored is preempted, it is admitted at once, though of the
+    two only the choice that waits for it is aged, which no other request may pass.
+    """
+    rig = Rig(small_config(max_total_tokens=4), options=CoreOptions(ageing_s=1.0))
+    sampling = replace(GREEDY, prompt_logprobs=1)
+    first = rig.submit(prompt_len=56, max_tokens=4, num_choices=2, sampling=sampling)
+    while rig.waited[first + 1] <= AGED_AFTER:
+        rig.step()
+    assert rig.core.state_of(first) is RequestState.PREFILL
+    rig.core.preempt("r0")
+    rig.run()
+    assert {first, first + 1} == rig.ended.keys()
