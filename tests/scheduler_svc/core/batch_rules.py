@@ -10,9 +10,6 @@ from scheduler_svc.core.request.options import StepPriority
 from scheduler_svc.core.request.request import RequestState
 from tandem.link.batch import Batch
 
-MAX_IN_FLIGHT = 64
-"""Most batches in flight, and more: how long a decode may have to wait until it moves lanes."""
-
 
 class BatchRules:
     """
@@ -28,6 +25,7 @@ class BatchRules:
         aged_s = AGED_AFTER * self.options.ageing_s
         self.is_trial = core.stats().suspected_requests > 0
         self.num_in_flight = core.num_inflight
+        self.num_decoding = self.replica.slots.num_decoding
         live = self.replica.cell.requests
         self.ran = {one.number for one in live if one.times.scheduled_s is not None}
         fresh = [one for one in self.replica.cell.queue if one.number not in self.ran]
@@ -87,12 +85,11 @@ class BatchRules:
 
     def max_left_out(self) -> int:
         """
-        Return for how many batches in a row a decode may be left out, as rows and lanes take turns;
-        one that moves to another lane sits out until none is in flight that computes it.
+        Return for how many batches in a row a decode that its lane may compute may be left out, as
+        rows and lanes take turns.
         """
         num_turns = 2 * -(-self.limits.max_running // self.limits.max_total_tokens) + 1
-        num_stages = self.limits.num_stages
-        return num_turns * num_stages + (0 if num_stages == 1 else MAX_IN_FLIGHT + num_stages)
+        return num_turns * self.limits.num_stages
 
     def _check_nobody_passes_the_aged(self, batch: Batch) -> None:
         """
@@ -129,37 +126,95 @@ class BatchRules:
 
 
 class LaneRules:
-    """Lanes of one core's decodes as its batches show them; trivial for one stage."""
+    """
+    Lanes of one core's decodes as its batches show them; trivial for one stage.
+
+    A decode is *held* while a step is in flight that computes it in another lane than it is in. Any
+    other decode with tokens left to compute is ready, and a lane with one takes its turns: it is
+    decoded by one of the next N batches of N lanes, and meanwhile none of the others decodes the
+    same slot twice. Where prompts go first, a batch that they fill costs its lane the turn.
+    """
 
     def __init__(self) -> None:
-        self._lane: dict[tuple[int, int], int] = {}
-        """Lane in which each decode, by slot and generation, was computed last."""
+        self._last: dict[tuple[int, int], tuple[int, int]] = {}
+        """Lane and number of the batch that computed each decode last, by slot and generation."""
         self._paused: set[tuple[int, int]] = set()
         """Decodes that were paused at the last batch, by slot and generation."""
+        self._waits: dict[tuple[int, int, int], int] = {}
+        """
+        Number of the batch since which each ready decode has waited for its lane's turn, by slot,
+        generation and lane.
+        """
+        self._num_batches = 0
         self._slots = None
 
-    def check(self, core, batch: Batch) -> None:
-        """Check a batch that was just planned."""
+    def check(self, core, batch: Batch, num_decoding: int) -> None:
+        """Check a batch that was just planned, with so many decodes before."""
         replica = core._replica
-        slots, num_stages = replica.slots, replica.limits.num_stages
-        if num_stages == 1:
+        slots = replica.slots
+        if replica.limits.num_stages == 1:
             return
         if self._slots is not slots:  # the executor was lost: generations start over
-            self._slots, self._lane, self._paused = slots, {}, set()
-        decodes = batch.row_slot[batch.row_start >= slots.admitted.known_len[batch.row_slot]]
-        most = -(-slots.num_decoding // num_stages)
-        keys = {(slot, int(slots.generation[slot])) for slot in decodes.tolist()}
-        assert len(keys - self._paused) <= most, "a lane decodes more than its share"
+            self._slots, self._last, self._paused, self._waits = slots, {}, set(), {}
+        self._num_batches += 1
+        is_decode = batch.row_start >= slots.admitted.known_len[batch.row_slot]
+        decodes = [
+            (slot, int(slots.generation[slot])) for slot in batch.row_slot[is_decode].tolist()
+        ]
+        # Decodes that the plan itself preempts or pauses counted when it took the lane's turn.
+        self._check_shares(replica, decodes, max(num_decoding, slots.num_decoding))
+        self._note_waits(replica, batch, decodes)
+        self._check_turns(replica, decodes)
+        self._last |= dict.fromkeys(decodes, (slots._lanes.turn, self._num_batches))
+
+    def is_held(self, slots, slot: int) -> bool:
+        """Return True for a decode with results under way that its lane has not computed yet."""
+        if slots.num_lanes() == 1 or slots.planned[slot] == slots.tokens.applied[slot]:
+            return False
+        last = self._last.get((slot, int(slots.generation[slot])))
+        return last is None or last[0] != slots._lanes._lane[slot]
+
+    def _check_shares(self, replica, decodes: list[tuple[int, int]], num_decoding: int) -> None:
+        """Check that a step decodes one lane, and no more than that lane's share."""
+        slots = replica.slots
+        lanes = {int(slots._lanes._lane[slot]) for slot, _ in decodes}
+        assert lanes <= {slots._lanes.turn}, "a step decodes another lane than that of its turn"
+        most = -(-num_decoding // replica.limits.num_stages)
+        assert len(set(decodes) - self._paused) <= most, "a lane decodes more than its share"
         self._paused = {(slot, int(slots.generation[slot])) for slot in replica.paused}
-        lane = slots._lanes.turn
+
+    def _note_waits(self, replica, batch: Batch, decodes: list[tuple[int, int]]) -> None:
+        """Note since when each lane is left out; check that it is not for long."""
+        slots, before = replica.slots, self._waits
+        is_filled = not decodes and len(batch.row_slot) and not replica.cell.options.decodes_first
+        if is_filled:
+            before = {}
+        ready = slots.running & slots.decoding & (slots.planned < slots.admitted.stop_len - 1)
+        resumed = set(batch.append_slot.tolist())
+        self._waits = {}
+        for slot in np.flatnonzero(ready).tolist():
+            key = slot, int(slots.generation[slot]), int(slots._lanes._lane[slot])
+            if self.is_held(slots, slot) or (decodes and key[2] == slots._lanes.turn):
+                continue
+            # One that gets a block without a row was paused, so that its lane may have had no turn.
+            since = self._num_batches if slot in resumed else before.get(key, self._num_batches)
+            self._waits[key] = since
+            assert self._num_batches - since < slots.num_lanes(), "a lane starves"
+
+    def _check_turns(self, replica, decodes: list[tuple[int, int]]) -> None:
+        """
+        Check that no decode moved lanes while in flight, and that none is computed again before the
+        turn of each other lane that was ready when it was computed.
+        """
         in_flight = {
             key for rows in list(replica.in_flight)[:-1] for key, _ in rows.tokens_by_key()
         }
-        for slot in decodes.tolist():
-            key = slot, int(slots.generation[slot])
-            is_own = self._lane.setdefault(key, lane) == lane
+        longest = min(self._waits.values(), default=self._num_batches)
+        for key in decodes:
+            lane, number = self._last.get(key, (replica.slots._lanes.turn, -1))
+            is_own = lane == replica.slots._lanes.turn
             assert is_own or key not in in_flight, "a decode moved lanes while in flight"
-            self._lane[key] = lane
+            assert number < longest, "a decode is computed again before another lane's turn"
 
 
 class RepeatedRows:

@@ -192,7 +192,7 @@ class Rig:
         batch = self.core.schedule(self.now)
         if batch is not None:
             rules.check(batch)
-            self._lane_rules.check(self.core, batch)
+            self._lane_rules.check(self.core, batch, rules.num_decoding)
             self._repeated_rows.check_batch(batch)
             self._note_left_out(rules, batch)
             self.batches.append(batch)
@@ -228,6 +228,8 @@ class Rig:
             return
         before, self.left_out = self.left_out, {}
         for key in rules.left_out(batch):
+            if self._lane_rules.is_held(self.core._replica.slots, key[0]):
+                continue
             self.left_out[key] = before.get(key, 0) + 1
             assert self.left_out[key] <= rules.max_left_out(), "a decode is left out for ever"
 

@@ -24,7 +24,13 @@ from tests.scheduler_svc.core.mutants.mutations import Mutant
 
 ROOT = Path(__file__).parents[4]
 TESTS = ROOT / "tests/scheduler_svc/core"
-NOT_RUN = {"test_mutants.py", "test_planted_bugs.py", "test_properties.py", "test_random_walks.py"}
+NOT_RUN = {
+    "test_mutants.py",
+    "test_planted_bugs.py",
+    "test_planted_lane_bugs.py",
+    "test_properties.py",
+    "test_random_walks.py",
+}
 SELECTED = "not test_any_ and not very_deep"
 """
 Expression that leaves out tests that search at random, so that a verdict can be repeated, and tests

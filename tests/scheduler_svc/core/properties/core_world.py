@@ -83,17 +83,30 @@ class CoreWorld:
     """One core, its executor and its clients; see the module."""
 
     def __init__(
-        self, choose: Choose, options: CoreOptions | None = None, *, num_stages: int = 1
+        self,
+        choose: Choose,
+        options: CoreOptions | None = None,
+        *,
+        num_stages: int = 1,
+        room: int = 1,
     ) -> None:
-        num_blocks, block_size = choose([8, 12, 24]), choose([4, 1, 7])
+        """
+        Args:
+            choose: See the module.
+            options: What the operator chose; None: any.
+            num_stages: Pipeline stages of the executor.
+            room: For how many times as many requests there are rows and blocks.
+        """
+        num_blocks, block_size = room * choose([8, 12, 24]), choose([4, 1, 7])
+        max_batch_size = room * choose([4, 2])
         self.config = small_config(
             block_size=block_size,
             max_num_blocks=num_blocks,
-            max_batch_size=choose([4, 2]),
-            max_total_tokens=choose([7, 4, 32]),
+            max_batch_size=max_batch_size,
+            max_total_tokens=max(choose([7, 4, 32]), max_batch_size),
             max_model_len=max(block_size, min(48, num_blocks * block_size)),
             memory_threshold=choose([1.0, 1.0, 0.6]),
-            max_num_seqs=12,
+            max_num_seqs=12 * room,
         )
         options = draw_options(choose) if options is None else options
         num_slots = self.config.max_batch_size + choose([0, 3])
@@ -419,3 +432,7 @@ EVERYTHING: dict[str, int] = {
     "plant_killer": 2,
 }  # fmt: skip
 """Events that can happen, and their frequencies in a random walk, relative to each other."""
+COMING_AND_GOING: dict[str, int] = {
+    "submit": 8, "step": 16, "plan_ahead": 4, "end_request": 1, "end_handle": 4, "preempt": 2,
+}  # fmt: skip
+"""Events without faults, so that many requests run and lanes become uneven."""

@@ -8,7 +8,7 @@ import pytest
 
 from scheduler_svc.core.request.request import FinishReason
 from tests.scheduler_svc.core.properties.core_world import CoreWorld
-from tests.scheduler_svc.core.properties.random_walk import walk, walk_all
+from tests.scheduler_svc.core.properties.random_walk import walk, walk_all, walk_full_lanes
 
 MET = {
     *(reason.name for reason in FinishReason),
@@ -56,6 +56,18 @@ class TestRandomWalks:
         """
         walk_all(range(first_seed, first_seed + 10), num_events=25, num_stages=num_stages)
 
+    @pytest.mark.parametrize(
+        "first_seed",
+        [200, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(205, 230, 5))],
+    )
+    @pytest.mark.parametrize("num_stages", [2, 4])
+    def test_full_lanes_keep_every_promise(self, num_stages, first_seed):
+        """
+        The same holds where lanes have many decodes, which come and go: each lane has its turns.
+        """
+        seeds = range(first_seed, first_seed + 5)
+        walk_full_lanes(seeds, num_events=25, num_stages=num_stages)
+
     @pytest.mark.slow
     def test_long_walks_keep_every_promise(self):
         """
@@ -76,3 +88,11 @@ class TestRandomWalks:
         for seed in range(20_000, 20_040):
             seen += what_happened(walk(seed, num_events=400, num_stages=num_stages))
         assert not MET.difference(seen)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("num_stages", [2, 4, 7])
+    def test_long_walks_over_full_lanes_keep_every_promise(self, num_stages):
+        """
+        The same holds where lanes have many decodes, over many requests.
+        """
+        walk_full_lanes(range(30_000, 30_030), num_events=200, num_stages=num_stages)
