@@ -10,6 +10,8 @@ from pathlib import Path
 import grpc
 import psutil
 
+from tandem.errors import TandemError
+from tandem_client import is_serving
 from tests.e2e.cluster import Process
 from tests.executor_svc.server.test_process import wait_ready
 from tests.waiting import wait_until
@@ -50,6 +52,14 @@ class RankedExecutor:
             with contextlib.suppress(psutil.NoSuchProcess):
                 rank.kill()
         self._service.end()
+
+
+def is_ready(address: str) -> bool:
+    """Tell whether a scheduler says that requests are served; not while it is too busy to say."""
+    try:
+        return is_serving(address, "tandem.ready", timeout_s=5)
+    except TandemError:
+        return False
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from tandem_client import Client, is_serving
+from tandem_client import Client
 from tests.e2e.cluster import Process
 from tests.executor_svc.ranks.impatient import COLLECTIVE_S
+from tests.executor_svc.ranks.processes import is_ready
 from tests.ports import free_port
 from tests.waiting import wait_until
 
@@ -47,7 +48,7 @@ class TestIdle:
         """
         *ranks, scheduler = services
         address = scheduler.addresses()["address"]
-        wait_until(lambda: is_serving(address, "tandem.ready", timeout_s=5), "the ranks to serve")
+        wait_until(lambda: is_ready(address), "the ranks to serve")
         with Client(address) as client:
             before = client.complete("import os", max_tokens=8, temperature=0)
             idle_until_s = time.monotonic() + 1.5 * COLLECTIVE_S

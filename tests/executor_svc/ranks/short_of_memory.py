@@ -1,0 +1,36 @@
+"""
+The real executor, whose rank 1 has no memory for a step of more tokens than a file allows.
+
+    LIMIT_FILE=FILE python -m tests.executor_svc.ranks.short_of_memory ARGUMENTS OF executor_svc
+
+While the file does not exist any step has the memory that it needs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from torch import Tensor, cuda
+
+import executor_svc.__main__ as executor_main
+import executor_svc.engine as executor_engine
+from executor_svc.step.runner import ModelRunner
+from tandem.link.batch import Batch
+
+
+class ShortRunner(ModelRunner):
+    """A runner that fails as PyTorch does where the device has no memory left."""
+
+    def _forward(self, batch: Batch) -> Tensor:
+        file = Path(os.environ["LIMIT_FILE"])
+        is_short = os.environ["LWS_WORKER_INDEX"] == "1" and file.exists()
+        if is_short and int(batch.row_num_tokens.sum()) > int(file.read_text()):
+            raise cuda.OutOfMemoryError("no memory for so many tokens")
+        return super()._forward(batch)
+
+
+if __name__ == "__main__":
+    vars(executor_engine)["ModelRunner"] = ShortRunner
+    sys.exit(executor_main.main(sys.argv[1:]))
