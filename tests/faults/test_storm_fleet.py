@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.faults.conftest import TIMES
 from tests.faults.schedule import Kind
 
 TOGETHER = {"num_executors": 4, "num_together": 4}
@@ -14,10 +15,10 @@ TOGETHER = {"num_executors": 4, "num_together": 4}
 class TestFleetStorms:
     def test_random_executor_is_killed_whenever_two_others_serve(self, storm):
         """
-        No stream fails and no token differs in fifty kills, and the readiness of the service never
-        turns off.
+        No stream fails and no token differs in ten kills for each time of other faults, and the
+        readiness of the service never turns off.
         """
-        storm([Kind.ONE_KILLED], times=50, **TOGETHER)
+        storm([Kind.ONE_KILLED], times=10 * TIMES, **TOGETHER)
 
     def test_executors_are_stopped_and_told_to_stop(self, storm):
         """
