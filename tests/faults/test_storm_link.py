@@ -29,7 +29,7 @@ class TestLinkStorms:
         token and no stream.
         """
         done, _ = storm(BYTE_KINDS, link="bytes")
-        assert 9 <= done.rig.proxies[0].ask("count")["done"]
+        assert 3 * TIMES <= done.rig.proxies[0].ask("count")["done"]
 
     def test_unreachable_executor(self, storm):
         """
@@ -51,4 +51,4 @@ class TestLinkStorms:
         and no stream.
         """
         done, _ = storm(MESSAGE_KINDS, link="messages")
-        assert 15 == done.rig.proxies[0].ask("count")["done"]
+        assert 5 * TIMES == done.rig.proxies[0].ask("count")["done"]
