@@ -15,6 +15,8 @@ from executor_svc.parallel.process_groups import ProcessGroups
 from tests.piped_processes import PipedProcesses, answers, serve, tell
 
 MOST_RANKS = 4
+NUM_THREADS = 1
+"""Threads of each rank, whatever the tests have: four ranks share the cores."""
 STAGES = [(1, 2), (1, 3), (2, 2)]
 """Numbers of ranks of a stage and of stages."""
 START_S, ANSWER_S = 120.0, 60.0
@@ -53,7 +55,7 @@ class RankPool:
 
 
 def _serve(pipe: Connection, rank: int, store: Path) -> None:
-    torch.set_num_threads(1)
+    torch.set_num_threads(NUM_THREADS)
     distributed.init_process_group(
         "gloo",
         store=distributed.FileStore(str(store), MOST_RANKS),

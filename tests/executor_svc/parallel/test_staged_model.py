@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import torch
 from executor_svc.parallel.process_groups import SINGLE
 from tests import model_zoo
 from tests.executor_svc.parallel import staged_workload, workload
-from tests.executor_svc.parallel.rank_pool import RankPool
+from tests.executor_svc.parallel.rank_pool import NUM_THREADS, RankPool
 from tests.executor_svc.parallel.workload import Held
 
 Zoo = Callable[[str], Path]
@@ -35,6 +35,15 @@ def cases(fast: set[str]) -> list[object]:
 def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Llama with three layers, which two stages cannot divide evenly."""
     return model_zoo._write("three", "Llama", tmp_path_factory.mktemp("three"), num_hidden_layers=3)
+
+
+@pytest.fixture(autouse=True)
+def threads_of_a_rank() -> Iterator[None]:
+    """Let the one rank compute in as many threads as others: products are cut by their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(NUM_THREADS)
+    yield
+    torch.set_num_threads(before)
 
 
 class TestTokens:
