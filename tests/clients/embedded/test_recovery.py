@@ -29,6 +29,16 @@ WIDE = EngineConfig(
 BOLD = CoreOptions(schedule_conservativeness=0.0)
 
 
+def engine_after_the_last_failure():
+    """Return an engine whose steps failed as often as may be, and the one request in them."""
+    engine, runner = engine_and_runner()
+    request_id = engine.submit_request("abc", EIGHT)
+    runner.fail_next = [RuntimeError("device is gone")] * 3
+    for _ in range(3):
+        engine.step()
+    return engine, request_id
+
+
 class TestRecovery:
     @pytest.mark.parametrize("error", [SessionLost("gap"), RuntimeError("device")])
     def test_a_failed_step_is_recomputed(self, error):
@@ -90,11 +100,7 @@ class TestRecovery:
         """
         A request that comes after a step of others failed for the last time gets its tokens.
         """
-        engine, runner = engine_and_runner()
-        failed = engine.submit_request("abc", EIGHT)
-        runner.fail_next = [RuntimeError("device is gone")] * 3
-        for _ in range(3):
-            engine.step()
+        engine, failed = engine_after_the_last_failure()
         engine.submit_request("abcd", EIGHT)
         first, second = engine.run()
         assert failed == first.request_id
@@ -105,11 +111,7 @@ class TestRecovery:
         """
         A request aborted after its step failed for the last time takes no other one with it.
         """
-        engine, runner = engine_and_runner()
-        aborted = engine.submit_request("abc", EIGHT)
-        runner.fail_next = [RuntimeError("device is gone")] * 3
-        for _ in range(3):
-            engine.step()
+        engine, aborted = engine_after_the_last_failure()
         engine.abort(aborted)
         assert expected("fresh", 8) == engine.complete("fresh", EIGHT).output_tokens
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -52,6 +53,17 @@ class RankPool:
     def stop(self) -> None:
         """End the processes."""
         self._processes.stop()
+
+
+@contextlib.contextmanager
+def threads(num: int) -> Iterator[None]:
+    """Let this process compute in so many threads, as the ranks of the pool do or otherwise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _serve(pipe: Connection, rank: int, store: Path) -> None:

@@ -14,7 +14,7 @@ from executor_svc.device.choice import choose_kernels
 from executor_svc.engine import load_engine
 from executor_svc.parallel.process_groups import SINGLE, ProcessGroups
 from tests import model_zoo
-from tests.executor_svc.parallel.rank_pool import RankPool
+from tests.executor_svc.parallel.rank_pool import RankPool, threads
 from tests.executor_svc.stepping import Bench, Row, batch, forward_logits, random_tokens
 
 Zoo = Callable[[str], Path]
@@ -82,10 +82,8 @@ def joined(pool: RankPool, size: int, *given: Any, **more: Any) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def many_threads() -> Iterator[None]:
     """Let the one rank compute in more threads than the others have."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(NUM_THREADS)
-    yield
-    torch.set_num_threads(before)
+    with threads(NUM_THREADS):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import torch
 from executor_svc.parallel.process_groups import SINGLE
 from tests import model_zoo
 from tests.executor_svc.parallel import staged_workload, workload
-from tests.executor_svc.parallel.rank_pool import NUM_THREADS, RankPool
+from tests.executor_svc.parallel.rank_pool import NUM_THREADS, RankPool, threads
 from tests.executor_svc.parallel.workload import Held
 
 Zoo = Callable[[str], Path]
@@ -40,10 +40,8 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def threads_of_a_rank() -> Iterator[None]:
     """Let the one rank compute in as many threads as others: products are cut by their number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(NUM_THREADS)
-    yield
-    torch.set_num_threads(before)
+    with threads(NUM_THREADS):
+        yield
 
 
 class TestTokens:
