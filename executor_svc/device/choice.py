@@ -14,6 +14,7 @@ from kernels.cpu_extension import ExtensionUnavailable
 from kernels.cpu_features import cpu_has_any
 from kernels.paged_attention import CpuExtension, use_cpu_extension
 from tandem.errors import InvalidConfig
+from tandem.installation import install_command
 
 DTYPES = {
     "float32": torch.float32,
@@ -96,7 +97,7 @@ def resolve_device(name: str) -> torch.device:
         )
     if find_spec("triton") is None:
         raise InvalidConfig(
-            f"device {name!r} needs Triton, which is not installed: install tandem-serve[gpu], or "
+            f"device {name!r} needs Triton, which is not installed: {install_command('gpu')}, or "
             "use --device cpu"
         )
     return torch.device("cuda", number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
+from tandem.installation import install_command
 from tandem.process.exit_codes import EXIT_REFUSED
 from tandem.process.process_start import end_quietly_on_signals, run_or_refuse
 
@@ -16,9 +17,7 @@ def main() -> int:
     end_quietly_on_signals()
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        sys.stderr.write(
-            f"the gateway needs {', '.join(missing)}: pip install 'tandem-serve[gateway]'\n"
-        )
+        sys.stderr.write(f"the gateway needs {', '.join(missing)}: {install_command('gateway')}\n")
         return EXIT_REFUSED
     from tandem_openai_gateway.run import run  # noqa: PLC0415  # takes a while, see above
 

@@ -150,7 +150,7 @@ class TestMissingPeers:
     def nothing_installed(self, monkeypatch):
         engines = {
             "tandem": ENGINES["tandem"],
-            "llama.cpp": Entry("llama", ("no_such_module",), "'tandem-serve[bench]'"),
+            "llama.cpp": Entry("llama", ("no_such_module",), "pip install it"),
         }
         monkeypatch.setattr(offline, "ENGINES", engines)
 
@@ -161,7 +161,7 @@ class TestMissingPeers:
         with pytest.raises(SystemExit) as ended:
             main(["offline", "--engine", "llama.cpp"])
         assert 2 == ended.value.code
-        assert "pip install 'tandem-serve[bench]'" in capsys.readouterr().err
+        assert "llama.cpp needs no_such_module: pip install it" in capsys.readouterr().err
 
     def test_engine_of_the_default_is_left_out_aloud(self, faked, model_dir, capsys):
         """

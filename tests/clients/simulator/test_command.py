@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tandem.errors import InternalError, SessionLost
+from tandem.installation import install_command
 from tandem_simulator.__main__ import main
 from tandem_simulator.settings import known_names
 from tests.clients.simulator.experiments import SMALL
@@ -244,5 +245,5 @@ class TestPlots:
         monkeypatch.setattr("importlib.import_module", without)
         assert 2 == main([*FLAGS, f"--plot={tmp_path}"])
         printed = capsys.readouterr()
-        assert "tandem-serve[plots]" in printed.err
+        assert install_command("plots") in printed.err
         assert [] == list(tmp_path.iterdir())

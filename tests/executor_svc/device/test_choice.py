@@ -33,7 +33,7 @@ class TestResolveDevice:
         A CUDA device is refused where Triton is not installed, with the extra to install, and never swapped for the CPU.
         """
         monkeypatch.setattr(choice, "find_spec", lambda _name: None)
-        with pytest.raises(InvalidConfig, match=r"tandem-serve\[gpu\]"):
+        with pytest.raises(InvalidConfig, match=r"\[gpu\]"):
             resolve_device(name)
 
     @pytest.mark.parametrize(

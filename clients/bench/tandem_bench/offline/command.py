@@ -99,7 +99,7 @@ def _engines(wanted: Sequence[str] | None, parser: BenchParser) -> list[str]:
             continue
         entry = ENGINES[engine]
         if entry.missing:
-            lacks = f"{engine} needs {' and '.join(entry.missing)}: pip install {entry.install}"
+            lacks = f"{engine} needs {' and '.join(entry.missing)}: {entry.install}"
             if wanted:
                 parser.error(f"--engine: {lacks}")
             _say(f"{lacks}; it is left out")

@@ -21,6 +21,7 @@ import typer
 from tandem.bundled_model import bundled_model
 from tandem.error_codes import DeadlineExceeded, PermissionDenied, Unauthenticated
 from tandem.errors import InvalidConfig, TandemError
+from tandem.installation import install_command
 from tandem.network.address import host_and_port, names_this_machine
 from tandem.network.listen_address import unprotected
 from tandem.status import PeerUnavailable
@@ -126,7 +127,7 @@ def check_packages() -> Iterator[Finding]:
             yield Finding("ok", part, ", ".join(f"{name} {version(name)}" for name in names))
             continue
         verdict: Literal["warn", "fail"] = "fail" if part == "client" else "warn"
-        advice = f"to run it here: pip install 'tandem-serve[{part}]'"
+        advice = f"to run it here: {install_command(part)}"
         yield Finding(verdict, part, f"{', '.join(missing)} not installed", advice)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.errors import InvalidConfig
+from tandem.installation import install_command
 from tandem_simulator.results.comparison import Outcome
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def require_matplotlib() -> None:
         importlib.import_module("matplotlib")
     except ImportError as error:
         raise InvalidConfig(
-            "plots need matplotlib, which is not installed: pip install 'tandem-serve[plots]'"
+            f"plots need matplotlib, which is not installed: {install_command('plots')}"
         ) from error
 
 

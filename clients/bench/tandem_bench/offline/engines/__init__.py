@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from tandem.installation import install_command
 from tandem_bench.offline.workload import Contestant, Task
 
 OURS = "tandem"
@@ -23,7 +24,7 @@ class Entry:
     Attributes:
         module: Name of the module in this package; it has `load(task)`.
         needs: Modules that it imports and that may not be installed.
-        install: Argument of `pip install` that brings them.
+        install: Command that installs them.
     """
 
     module: str
@@ -44,9 +45,11 @@ class Entry:
 
 ENGINES: dict[str, Entry] = {
     OURS: Entry("embedded"),
-    "transformers": Entry("transformers_batch", ("transformers",), "transformers"),
-    "transformers-generate": Entry("transformers_generate", ("transformers",), "transformers"),
-    "llama.cpp": Entry("llama", ("llama_cpp", "gguf"), "'tandem-serve[bench]'"),
+    "transformers": Entry("transformers_batch", ("transformers",), "pip install transformers"),
+    "transformers-generate": Entry(
+        "transformers_generate", ("transformers",), "pip install transformers"
+    ),
+    "llama.cpp": Entry("llama", ("llama_cpp", "gguf"), install_command("bench")),
     FLOOR: Entry("linear_floor"),
 }
 """Engines by their names in results, in the order in which a round runs them."""

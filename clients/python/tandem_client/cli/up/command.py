@@ -21,7 +21,7 @@ from tandem_client.admin import AdminClient
 from tandem_client.cli.local_server.service import ServiceFailed
 from tandem_client.cli.local_server.service_config import ask_services, check_files, check_model
 from tandem_client.cli.local_server.services import LocalServer, RunningServer, local_server
-from tandem_client.cli.shared.failures import Terminated, fail, readable_errors
+from tandem_client.cli.shared.failures import ExitCode, Terminated, fail, readable_errors
 from tandem_client.cli.up.banner import banner
 from tandem_client.cli.up.free_ports import free_instead
 from tandem_client.cli.up.passed_on import refuse_dry_runs, refuse_questions
@@ -50,6 +50,10 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL", help="Model directory, or ORG/NAME in the Hugging Face cache; see above."
     ),
+]
+ModelFlag = Annotated[
+    Path | None,
+    typer.Option("--model", "--model-path", metavar="MODEL", help="Another way to give MODEL."),
 ]
 Config = Annotated[
     Path | None,
@@ -110,6 +114,7 @@ SchedulerArg = Annotated[
 def up(
     *,
     model: Model = None,
+    model_flag: ModelFlag = None,
     config: Config = None,
     drain_grace_s: DrainGrace = None,
     start_timeout_s: StartTimeout = START_TIMEOUT_S,
@@ -131,6 +136,7 @@ def up(
     *.safetensors in float32, bfloat16 or float16, tokenizer.json), from a local directory; without
     one, the bundled test model. Nothing is downloaded: hf download ORG/NAME --local-dir DIR.
     """
+    model = _one_of(model, model_flag)
     passed_on = {"executor": executor_arg, "scheduler": scheduler_arg, "gateway": gateway_arg}
     refuse_questions({program: given or () for program, given in passed_on.items()})
     chosen = model if model or MODEL_VARIABLE in os.environ else _bundled_or_refuse()
@@ -165,6 +171,13 @@ def up(
         gateway_arguments=for_gateway,
     )
     _serve(plan, Path(settings[EXECUTOR]["model"]["value"]), asked[SCHEDULER]["warnings"], values)
+
+
+def _one_of(model: Path | None, flag: Path | None) -> Path | None:
+    """Return the model, whichever way it was given."""
+    if model and flag:
+        raise fail(f"give one model: {model} and --model {flag} are two", ExitCode.USAGE)
+    return model or flag
 
 
 def _in_use(error: AddressInUse, elsewhere: list[str]) -> typer.Exit:

@@ -43,6 +43,21 @@ def refused(*arguments):
 
 
 class TestConfiguration:
+    @pytest.mark.parametrize("name", ["--model", "--model-path"])
+    def test_model_is_taken_from_a_flag_too(self, run, tmp_path, name):
+        """
+        The model may be given as other servers have it given; a directory without one is refused so.
+        """
+        assert f"{tmp_path}" in run("up", name, str(tmp_path)).stderr
+
+    def test_two_models_are_refused(self, bundled):
+        """
+        A model as argument and another as flag are refused with both names.
+        """
+        code, said = refused(bundled, "--model", "other")
+
+        assert (2, f"tandem: give one model: {bundled} and --model other are two\n") == (code, said)
+
     def test_wrong_limit_is_refused_before_anything_starts(self, run, tmp_path):
         """
         A limit that breaks a rule ends with the rule's exact text and exit code 2.
