@@ -46,9 +46,10 @@ class LoopCalls(BaseCalls):
             except grpc.RpcError as failure:
                 if self._closed.is_set():
                     return
-                wait_s = self._on_failure(failure)
+                broken = self._on_failure(failure)
+                self.tell(broken)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait_s):
+                    async with asyncio.timeout(broken.within_s):
                         await self._closed.wait()
                 continue
             except asyncio.CancelledError:

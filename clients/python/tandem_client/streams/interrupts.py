@@ -1,65 +1,153 @@
 """
-Reading of a call so that Ctrl-C in the middle of it harms nothing but the call.
+Reading of a stream so that Ctrl-C, whenever it comes, ends the stream and nothing else.
 
-Python raises KeyboardInterrupt in the main thread, wherever that is. gRPC's iterator is Python code
+Python raises KeyboardInterrupt in the main thread, wherever that is. gRPC's calls are Python code
 which takes locks that the threads of its channel need as well: an interrupt between the taking of
 a lock and the `try` that gives it back leaves the channel dead, and every later call waits for
-ever. So the main thread leaves the reading to a thread of the call's own, and waits for it in a
-queue that is written in C, which an interrupt cannot leave half changed.
+ever. So a thread of the stream's own starts its calls, reads, retries and cancels; the main thread
+touches queues alone, which are written in C and which an interrupt cannot leave half changed.
+Threads are started with `_thread` for the same reason: `Thread.start` waits for a lock in Python.
+
+Calls without a stream are still made in the main thread: of those an interrupt can meet only the
+moments in which they begin and end.
 """
 
 from __future__ import annotations
 
+import _thread
+import atexit
+import contextlib
+import contextvars
+import os
 import threading
-from collections.abc import Iterator
-from queue import SimpleQueue
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
 
 NUM_AHEAD = 8
-"""Messages read before they are asked for; with more, a slow reader would not slow the server."""
+"""Events read before they are asked for; with more, a slow reader would not slow the server."""
+EXIT_S = 5.0
+"""Longest wait, in seconds, for each thread when the program ends."""
+
+_Ended = SimpleQueue[None]
+"""Has an item once a thread has ended."""
+
+_reading: dict[_Ended, Callable[[], None]] = {}
+"""How to end each thread that reads for the main thread."""
+_actions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+"""Actions that another thread takes for the main one; None ends it."""
+_doing: list[_Ended] = []
+"""Threads that do the actions; one, at most."""
 
 
-def read_safely(call: Iterator[Any]) -> Iterator[Any]:
+class Source(Protocol):
+    """Calls of one completion."""
+
+    def is_closed(self) -> bool:
+        """Return True once more events are wanted no longer."""
+
+    def events(self) -> Generator[Any, None, None]:
+        """Yield the events of all calls; closing this generator cancels the call that runs."""
+
+    def close(self) -> None:
+        """End the events soon; safe from any thread, and more than once."""
+
+
+def read_safely(source: Source) -> Iterator[Any]:
     """
-    Return an iterator over the messages of a call, which the caller cancels if it stops early.
+    Yield the events of a source, none after it was closed, and close it at the end.
 
-    A thread other than the main one reads the call itself: no interrupt is raised there.
+    A thread other than the main one reads the source itself: no interrupt is raised there.
     """
+    if threading.current_thread() is threading.main_thread():
+        yield from _read_by_another(source)
+    else:
+        yield from source.events()
+
+
+def do_safely(action: Callable[[], None]) -> None:
+    """Do a short action of gRPC's that raises nothing; of the main thread's, soon afterwards."""
     if threading.current_thread() is not threading.main_thread():
-        return call
-    return _read_by_another(call)
+        action()
+        return
+    if not _doing:
+        ended = _Ended()
+        _thread.start_new_thread(_do_actions, (ended,))
+        _doing.append(ended)
+    _actions.put(action)
 
 
-def _read_by_another(call: Iterator[Any]) -> Iterator[Any]:
+def _read_by_another(source: Source) -> Iterator[Any]:
     wanted: SimpleQueue[bool] = SimpleQueue()
-    read: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
+    read: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
     for _ in range(NUM_AHEAD):
         wanted.put(True)
-    threading.Thread(
-        target=_read, args=(call, wanted, read), name="reads-a-stream", daemon=True
-    ).start()
+    run = contextvars.copy_context().run  # metadata may be a function that looks at a trace
     try:
+        _thread.start_new_thread(run, (_read, source, wanted, read))
         while True:
-            message, failure = read.get()
-            if isinstance(failure, StopIteration):
+            event, failure = read.get()
+            if source.is_closed() or isinstance(failure, StopIteration):
                 return
             if failure is not None:
                 raise failure
-            yield message
+            yield event
             wanted.put(True)
     finally:
         wanted.put(False)
+        source.close()
 
 
 def _read(
-    call: Iterator[Any],
+    source: Source,
     wanted: SimpleQueue[bool],
-    read: SimpleQueue[tuple[Any, Exception | None]],
+    read: SimpleQueue[tuple[Any, BaseException | None]],
 ) -> None:
-    """Pass messages on, one for each True, until the call ends or a False comes."""
-    while wanted.get():
-        try:
-            read.put((next(call), None))
-        except Exception as failure:  # noqa: BLE001  # raised where the messages are asked for
-            read.put((None, failure))
-            return
+    """Pass events on, one for each True, until they end or a False comes."""
+
+    def stop() -> None:
+        wanted.put(False)
+        source.close()
+
+    ended = _Ended()
+    _reading[ended] = stop
+    events = source.events()
+    try:
+        while wanted.get():
+            read.put((next(events), None))
+    except BaseException as failure:  # noqa: BLE001  # raised where the events are asked for
+        read.put((None, failure))
+    finally:
+        events.close()
+        del _reading[ended]
+        ended.put(None)
+
+
+def _do_actions(ended: _Ended) -> None:
+    while (action := _actions.get()) is not None:
+        action()
+    ended.put(None)
+
+
+def _end() -> None:
+    """
+    End all threads before Python freezes them: one that then has a lock of gRPC's keeps it, and
+    the objects that are freed last wait for it.
+    """
+    threads = dict(_reading)
+    for stop in threads.values():
+        stop()
+    _actions.put(None)
+    for ended in (*threads, *_doing):
+        with contextlib.suppress(Empty):
+            ended.get(timeout=EXIT_S)
+
+
+def _forget() -> None:
+    """Forget the threads in a forked process, which has none of them."""
+    _reading.clear()
+    _doing.clear()
+
+
+atexit.register(_end)
+os.register_at_fork(after_in_child=_forget)

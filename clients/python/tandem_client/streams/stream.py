@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import secrets
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 import grpc
 
-from tandem.errors import InternalError
+from tandem.errors import InternalError, TandemError
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.status import CallCancelled, from_rpc_error
 from tandem_client.events import (
@@ -25,7 +27,7 @@ from tandem_client.events import (
     Started,
     completion_of,
 )
-from tandem_client.streams.interrupts import read_safely
+from tandem_client.streams.interrupts import do_safely, read_safely
 from tandem_client.streams.prompt import joined_prompt
 from tandem_client.streams.resume import ResumableStream
 from tandem_client.streams.retry import RetryPolicy, remaining_s, within
@@ -47,6 +49,24 @@ def text_of(events: Iterable[Event]) -> Iterator[str]:
 def new_text(event: Event) -> str:
     """Return the text of choice 0 that an event brings; empty if it brings none."""
     return event.text if isinstance(event, Delta) and event.choice == 0 else ""
+
+
+@dataclass(frozen=True)
+class Break:
+    """
+    Failure of a call that another one follows.
+
+    Attributes:
+        error: What failed.
+        wait_s: Seconds until the next call.
+        within_s: The same, cut at the deadline.
+        is_amid: True if the server had accepted the request.
+    """
+
+    error: TandemError
+    wait_s: float
+    within_s: float
+    is_amid: bool
 
 
 class BaseCalls:
@@ -71,7 +91,7 @@ class BaseCalls:
         self._on_break = policy.on_break
         self._deadline_s = deadline_s
         self._call: Any = None
-        """Call that runs, or ran last."""
+        """Call that runs; None before the first."""
 
     def _next_call(self) -> Any:
         """Start a call for what is left of the completion, and return it."""
@@ -85,9 +105,9 @@ class BaseCalls:
         if call is not None:
             call.cancel()
 
-    def _on_failure(self, failure: grpc.RpcError) -> float:
+    def _on_failure(self, failure: grpc.RpcError) -> Break:
         """
-        Prepare the next call after one that failed, and return the seconds to wait before it.
+        Prepare the next call after one that failed.
 
         Raises:
             TandemError: The stream cannot go on.
@@ -95,9 +115,13 @@ class BaseCalls:
         error = from_rpc_error(failure)
         now = time.monotonic()
         wait_s = self._state.on_failure(error, now, random.random())  # noqa: S311  # jitter
-        if self._on_break is not None and self._state.is_accepted:
-            self._on_break(error, wait_s)
-        return within(wait_s, self._deadline_s, now)
+        within_s = within(wait_s, self._deadline_s, now)
+        return Break(error, wait_s, within_s, is_amid=self._state.is_accepted)
+
+    def tell(self, broken: Break) -> None:
+        """Tell the policy's `on_break` of a break amid the stream."""
+        if self._on_break is not None and broken.is_amid:
+            self._on_break(broken.error, broken.wait_s)
 
     def _check_done(self) -> None:
         """Raise InternalError if a call ended well, but before the completion did."""
@@ -116,37 +140,58 @@ class ThreadCalls(BaseCalls):
         deadline_s: float | None,
     ) -> None:
         super().__init__(start_call, request, policy, deadline_s)
-        self._closed = threading.Event()
+        self._is_closed = False
+        self._woken: SimpleQueue[None] = SimpleQueue()
+        """Has an item once the calls are closed, for a wait between two calls."""
+
+    def is_closed(self) -> bool:
+        """Return True once `close` was called."""
+        return self._is_closed
 
     def close(self) -> None:
         """End the events; safe from any thread, and more than once."""
-        self._closed.set()
-        self._cancel()
+        self._is_closed = True
+        self._woken.put(None)
+        do_safely(self._cancel)
 
-    def events(self) -> Iterator[Event]:
-        """Yield the events of all calls; closing this generator cancels the call that runs."""
-        while not self._closed.is_set():
+    def events(self) -> Generator[Event | Break, None, None]:
+        """
+        Yield the events of all calls, and each break: `tell` is for the thread that reads them,
+        which has the events before the break by then.
+
+        Closing this generator cancels the call that runs.
+        """
+        while not self.is_closed():
             try:
                 yield from self._one_call()
             except grpc.RpcError as failure:
-                if self._closed.is_set():
+                if self.is_closed():
                     return
-                self._closed.wait(self._on_failure(failure))
+                broken = self._on_failure(failure)
+                yield broken
+                with contextlib.suppress(Empty):
+                    self._woken.get(timeout=broken.within_s)
                 continue
-            self._check_done()
+            if not self.is_closed():
+                self._check_done()
             return
 
     def _one_call(self) -> Iterator[Event]:
         call = self._next_call()
-        if self._closed.is_set():  # by another thread, which saw no call yet or the previous one
+        if self.is_closed():  # by another thread, which saw no call yet or the previous one
             call.cancel()
         try:
-            for response in read_safely(call):
+            for response in call:
                 event = self._state.accept(response, time.monotonic())
+                if self.is_closed():
+                    return
                 if event is not None:
                     yield event
         finally:
             call.cancel()
+            self._call = (
+                None  # gRPC's object is freed here, not in the thread that frees the stream
+            )
 
 
 class BaseStream:
@@ -227,7 +272,7 @@ class GenerationStream(BaseStream):
     ) -> None:
         super().__init__()
         self._calls = ThreadCalls(start_call, request, policy, deadline_s)
-        self._events = self._calls.events()
+        self._events: Iterator[Event | Break] = read_safely(self._calls)
 
     @property
     def text(self) -> Iterator[str]:
@@ -260,7 +305,8 @@ class GenerationStream(BaseStream):
         return self
 
     def __next__(self) -> Event:
-        event = next(self._events)
+        while isinstance(event := next(self._events), Break):
+            self._calls.tell(event)
         self._note(event)
         return event
 

@@ -1,14 +1,15 @@
-"""Streams that break where asyncio or a command reads them."""
+"""Streams that break where a thread, asyncio or a command reads them."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from typer.testing import CliRunner
 
 from tandem.errors import Draining
-from tandem_client import AsyncClient, Delta, RetryPolicy
+from tandem_client import AsyncClient, Client, Delta, RetryPolicy
 from tandem_client.cli.app import app
 from tests.clients.python.fake_server import ANSWER, PATIENCE_S, Act
 
@@ -18,6 +19,24 @@ SOON = RetryPolicy(initial_delay_s=0.001, max_delay_s=0.001)
 def breaking(*lengths: int) -> list[Act]:
     """Make calls that break when the client has so many tokens."""
     return [Act(num_tokens=n, error=Draining("bye", retry_after_s=0.0)) for n in lengths]
+
+
+class TestClient:
+    def test_break_is_told_in_its_place_among_the_output(self, server):
+        """
+        The thread that reads a stream hears of a break once it has all output before it, and
+        before any after it.
+        """
+        server.play(*breaking(8), Act())
+        seen: list[int | threading.Thread] = []
+        policy = RetryPolicy(on_break=lambda *_: seen.append(threading.current_thread()))
+        with Client(server.address, retry=policy) as client:
+            for event in client.generate("hi"):
+                if isinstance(event, Delta):
+                    seen += event.token_ids
+
+        tokens = list(map(ord, ANSWER))
+        assert [*tokens[:8], threading.current_thread(), *tokens[8:]] == seen
 
 
 class TestAsyncClient:

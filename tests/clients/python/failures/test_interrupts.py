@@ -1,105 +1,251 @@
-"""Streams whose reader is interrupted with Ctrl-C."""
+"""Streams whose reader is interrupted with Ctrl-C, closes them, or lets go of them."""
 
 from __future__ import annotations
 
+import contextvars
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from queue import SimpleQueue
 
 import pytest
 
-from tandem_client.streams.interrupts import NUM_AHEAD, read_safely
+from tandem.status import CallCancelled
+from tandem_client import Client, Delta
+from tandem_client.streams.interrupts import NUM_AHEAD, do_safely, read_safely
 from tests.clients.python.fake_server import ANSWER, PATIENCE_S, Act
 from tests.waiting import wait_until
 
 NUM_INTERRUPTS = 40
+NUM_PROGRAMS = 4
+"""Ends of a program, each a chance that Python's end meets a thread in the wrong moment."""
 
 
 class Numbers:
-    """A call that counts up, and knows the threads that have read it."""
+    """A source that counts up, and knows the threads that have read it."""
 
     def __init__(self, last=10**9, error=None):
-        self.num_read, self.threads = 0, set()
+        self.num_read, self.threads, self.num_closed = 0, set(), 0
+        self.has_ended = threading.Event()
         self._last, self._error = last, error
 
-    def __iter__(self):
-        return self
+    def is_closed(self):
+        return self.num_closed > 0
 
-    def __next__(self):
+    def close(self):
+        self.num_closed += 1
+
+    def has_read(self, num):
+        return self.num_read >= num
+
+    def events(self):
         self.threads.add(threading.current_thread())
-        if self.num_read == self._last:
-            raise self._error or StopIteration
-        self.num_read += 1
-        return self.num_read
+        try:
+            while self.num_read < self._last:
+                self.num_read += 1
+                yield self.num_read
+            if self._error is not None:
+                raise self._error
+        finally:
+            self.has_ended.set()
+
+
+@pytest.fixture(params=["main", "other"])
+def in_thread(request):
+    """Call a function in the main thread, then in another one."""
+    if request.param == "main":
+        yield lambda function: function()
+    else:
+        with ThreadPoolExecutor(1) as other:
+            yield lambda function: other.submit(function).result(PATIENCE_S)
+
+
+def output_of(program, server, *arguments):
+    """Run a program of this folder against the server, and return its lines."""
+    result = subprocess.run(
+        [sys.executable, "-m", f"{__package__}.{program}", server.address, *map(str, arguments)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S + NUM_INTERRUPTS,
+    )
+    return result.stdout.splitlines()
 
 
 class TestInterrupts:
-    def test_client_answers_after_each_interrupted_stream(self, server):
+    def test_client_answers_after_each_stream_interrupted_in_the_middle(self, server):
         """
-        A stream may be interrupted at any moment, and the client's next call is answered.
+        A stream may be interrupted while output comes, and the client's next call is answered.
         """
         server.play(*[Act(num_tokens=8, hang=True), Act()] * NUM_INTERRUPTS)
-        program = [sys.executable, "-m", "tests.clients.python.failures.interrupted_streams"]
-        result = subprocess.run(
-            [*program, server.address, str(NUM_INTERRUPTS)],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S + NUM_INTERRUPTS,
-        )
+        answers = output_of("interrupted_streams", server, NUM_INTERRUPTS, "middle")
 
-        assert [ANSWER] * NUM_INTERRUPTS == result.stdout.splitlines(), result.stderr
+        assert [ANSWER] * NUM_INTERRUPTS == answers
+
+    def test_client_answers_after_two_interrupts_at_any_moment_of_a_stream(self, server):
+        """
+        Nor does an interrupt hurt that comes while a stream begins or ends, or a second one that
+        comes right after the first.
+        """
+        answers = output_of("interrupted_streams", server, 5 * NUM_INTERRUPTS, "start")
+
+        assert [ANSWER] * 5 * NUM_INTERRUPTS == answers
+
+    def test_program_that_broke_out_of_streams_ends(self, server):
+        """
+        A program that broke out of streams in its main thread ends without closing anything.
+        """
+        for _ in range(NUM_PROGRAMS):
+            server.play(*[Act(hang=True)] * 4)
+
+            assert [ANSWER[0]] * 4 == output_of("broken_off_streams", server, 4)
+
+
+class TestClose:
+    def test_closed_stream_yields_no_more_events(self, server, in_thread):
+        """
+        After `close` a stream ends, though more events may have arrived.
+        """
+
+        def read():
+            with Client(server.address) as client:
+                stream = client.generate("one")
+                events = [next(stream)]
+                stream.close()
+                return events + list(stream)
+
+        assert 1 == len(in_thread(read))
+
+    def test_closed_stream_has_no_result(self, server, in_thread):
+        """
+        `result` of a stream that was closed before its end raises CallCancelled.
+        """
+
+        def read():
+            with Client(server.address) as client:
+                stream = client.generate("one")
+                next(event for event in stream if isinstance(event, Delta))
+                stream.close()
+                return stream.result()
+
+        with pytest.raises(CallCancelled):
+            in_thread(read)
+
+    def test_stream_closed_by_another_thread_wakes_its_reader(self, server):
+        """
+        A main thread that waits for the next event goes on as soon as another closes the stream.
+        """
+        server.play(Act(num_tokens=8, hang=True))
+        with Client(server.address) as client, ThreadPoolExecutor(1) as other:
+            stream = client.generate("one")
+            num_read, first = 0, None
+            for event in stream:
+                num_read += 1
+                if isinstance(event, Delta) and first is None:
+                    first = other.submit(stream.close)
+
+        assert num_read >= 1
+        first.result()
 
 
 class TestReadSafely:
     def test_main_thread_leaves_reading_to_another(self):
         """
-        In the main thread, where interrupts are raised, none of the call's own code runs.
+        In the main thread, where interrupts are raised, none of the source's own code runs.
         """
-        call = Numbers(last=3)
+        source = Numbers(last=3)
 
-        assert [1, 2, 3] == list(read_safely(call))
-        assert threading.main_thread() not in call.threads
+        assert [1, 2, 3] == list(read_safely(source))
+        assert threading.main_thread() not in source.threads
 
-    def test_other_thread_reads_the_call_itself(self):
+    def test_other_thread_reads_the_source_itself(self):
         """
         A thread that no interrupt can reach needs no second one.
         """
-        call = Numbers()
+        source = Numbers(last=3)
+
+        def read():
+            return list(read_safely(source)), threading.current_thread()
+
         with ThreadPoolExecutor(1) as other:
-            assert call is other.submit(read_safely, call).result()
+            numbers, thread = other.submit(read).result()
 
-    def test_failure_comes_after_what_was_read(self):
-        """
-        The call's failure is raised once all messages before it have been given out.
-        """
-        messages = read_safely(Numbers(last=2, error=ValueError("broken")))
+        assert [1, 2, 3] == numbers
+        assert {thread} == source.threads
 
-        assert [1, 2] == [next(messages), next(messages)]
-        with pytest.raises(ValueError, match="broken"):
-            next(messages)
-
-    def test_slow_reader_is_few_messages_behind(self):
+    def test_reading_thread_has_the_context_of_the_one_that_asks(self):
         """
-        No more messages are read ahead than NUM_AHEAD, so that a slow reader slows the server.
+        Context variables, such as the trace that a call belongs to, have the asker's values.
         """
-        call = Numbers()
-        messages = read_safely(call)
-        next(messages)
-        wait_until(lambda: call.num_read == NUM_AHEAD, "read ahead")
-        next(messages)
-        wait_until(lambda: call.num_read == NUM_AHEAD + 1, "read one more")
+        trace = contextvars.ContextVar("trace", default="none")
+        source = Numbers(last=1)
+        source.events = lambda: iter_once(trace.get)
+        trace.set("mine")
 
-        assert call.num_read == NUM_AHEAD + 1
+        assert ["mine"] == list(read_safely(source))
 
-    def test_dropped_iterator_ends_its_thread(self):
+    @pytest.mark.parametrize("error", [ValueError("broken"), SystemExit("broken")])
+    def test_failure_comes_after_what_was_read(self, error):
         """
-        The thread ends once the iterator over its messages is freed.
+        The source's failure, of whatever kind, is raised once all events before it were given out.
         """
-        call = Numbers()
-        messages = read_safely(call)
-        next(messages)
-        del messages
+        events = read_safely(Numbers(last=2, error=error))
 
-        wait_until(lambda: not any(one.is_alive() for one in call.threads), "thread ends")
+        assert [1, 2] == [next(events), next(events)]
+        with pytest.raises(type(error), match="broken"):
+            next(events)
+
+    def test_slow_reader_is_few_events_behind(self):
+        """
+        No more events are read ahead than NUM_AHEAD, so that a slow reader slows the server.
+        """
+        source = Numbers()
+        events = read_safely(source)
+        for num_read in range(NUM_AHEAD, NUM_AHEAD + 20):
+            next(events)
+            wait_until(partial(source.has_read, num_read), "read ahead")
+
+            assert num_read == source.num_read
+
+    def test_dropped_iterator_closes_its_source_and_ends_its_thread(self):
+        """
+        Freeing the iterator closes the source, and the thread that reads it ends.
+        """
+        source = Numbers()
+        events = read_safely(source)
+        next(events)
+
+        assert not source.is_closed()
+        del events
+
+        assert source.is_closed()
+        assert source.has_ended.wait(PATIENCE_S)
+
+
+class TestDoSafely:
+    def test_main_thread_leaves_an_action_to_another(self):
+        """
+        An action of the main thread is done, soon, by another one.
+        """
+        done_by = SimpleQueue()
+        do_safely(lambda: done_by.put(threading.get_ident()))
+
+        assert threading.get_ident() != done_by.get(timeout=PATIENCE_S)
+
+    def test_other_thread_does_its_action_at_once(self):
+        """
+        Another thread does its action itself, before it goes on.
+        """
+        done_by = []
+        with ThreadPoolExecutor(1) as other:
+            other.submit(do_safely, lambda: done_by.append(threading.get_ident())).result()
+            thread = other.submit(threading.get_ident).result()
+
+        assert [thread] == done_by
+
+
+def iter_once(value):
+    """Yield what a function returns when the first element is asked for."""
+    yield value()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterable, Iterator
+from queue import Empty, SimpleQueue
 from typing import Self
 
 from tandem_client.admin import AdminClient
@@ -28,11 +30,10 @@ class Waits:
         Args:
             waits_for: Sentence on what the block waits for, until `now_for` replaces it.
         """
-        self._changed = threading.Condition()
-        self._waits_for = waits_for
-        self._said: set[str] = set()
-        self._is_over = False
-        self._kind = waits_for
+        self._waits: SimpleQueue[tuple[str, str] | None] = SimpleQueue()
+        """Kind and sentence of each wait; None at the end. The main thread touches no more than
+        this: Ctrl-C, which may come at any moment there, cannot leave it half changed."""
+        self._waits.put((waits_for, waits_for))
         self._thread = threading.Thread(target=self._run, name="waits", daemon=True)
 
     def now_for(self, kind: str, sentence: str = "") -> None:
@@ -43,35 +44,39 @@ class Waits:
             kind: Kind of the sentence; only one sentence of a kind is printed.
             sentence: Sentence for the user; empty = nothing to print.
         """
-        with self._changed:
-            self._kind, self._waits_for = kind, sentence
-            self._changed.notify()
+        self._waits.put((kind, sentence))
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._is_over = True
-            self._changed.notify()
+        self._waits.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        with self._changed:
-            while not self._is_over:
-                self._remark_on(self._kind)
+        said: set[str] = set()
+        kind, since = None, 0.0
+        wait = self._waits.get()
+        while wait is not None:
+            if wait[0] != kind:
+                kind, since = wait[0], time.monotonic()
+            wait = self._remarked(wait, since, said)
 
-    def _remark_on(self, kind: str) -> None:
-        """Wait until another kind of event comes; say once what is waited for, if that is long."""
-        is_told = not self._waits_for or kind in self._said
-        self._changed.wait_for(
-            lambda: self._is_over or self._kind != kind, None if is_told else PATIENCE_S
-        )
-        if not self._is_over and self._kind == kind and self._waits_for:
-            self._said.add(kind)
-            with contextlib.suppress(OSError):  # a closed stderr is no reason to fail
-                say(self._waits_for)
+    def _remarked(
+        self, wait: tuple[str, str], since: float, said: set[str]
+    ) -> tuple[str, str] | None:
+        """Return the next wait; say once what this one is for, if it is long."""
+        kind, sentence = wait
+        if sentence and kind not in said:
+            left_s = since + PATIENCE_S - time.monotonic()
+            try:
+                return self._waits.get(timeout=max(left_s, 0.0))
+            except Empty:
+                said.add(kind)
+                with contextlib.suppress(OSError):  # a closed stderr is no reason to fail
+                    say(sentence)
+        return self._waits.get()
 
 
 def told(events: Iterable[Event], address: str) -> Iterator[Event]:
