@@ -7,6 +7,10 @@ if there is one, is its own. One whose stream ends later is resumed, as after an
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import queue
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import grpc
@@ -14,11 +18,14 @@ from google.rpc import status_pb2
 
 from tandem.error_codes import ResourceExhausted
 from tandem.inference.v1 import batch_pb2
+from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.status import from_rpc_error
 from tandem_client.streams.retry import is_transient
 
 MAX_SHARED_BYTES = 1 << 20
 """Largest request that is sent as an item: one that is too large ends the stream of all others."""
+MAX_ADDED_BYTES = 256 << 10
+"""Size from which no further waiting item is added to a message."""
 _LIMIT = "max_items_in_flight"
 _DETAILS = "grpc-status-details-bin"
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
@@ -90,6 +97,41 @@ def is_leaving(failure: ItemFailure) -> bool:
     """Return True if the server may be going, so that further items belong on another stream."""
     error = from_rpc_error(failure)
     return is_transient(error) and not isinstance(error, ResourceExhausted)
+
+
+def at_once(
+    get_nowait: Callable[[], pb.GenerateBatchRequest | None],
+) -> Iterator[pb.GenerateBatchRequest | None]:
+    """Yield what a queue has, until it is empty."""
+    with contextlib.suppress(queue.Empty, asyncio.QueueEmpty):
+        while True:
+            yield get_nowait()
+
+
+def gather(
+    request: pb.GenerateBatchRequest, waiting: Iterable[pb.GenerateBatchRequest | None]
+) -> bool:
+    """
+    Add waiting messages to one that is about to be sent, since a message costs more than its items.
+
+    Args:
+        request: The message.
+        waiting: Messages that are taken as long as they may be added; None = nothing comes after.
+
+    Returns:
+        False once None has come.
+    """
+    num_bytes = request.ByteSize()
+    if num_bytes >= MAX_ADDED_BYTES:
+        return True
+    for more in waiting:
+        if more is None:
+            return False
+        request.MergeFrom(more)
+        num_bytes += more.ByteSize()
+        if num_bytes >= MAX_ADDED_BYTES:
+            break
+    return True
 
 
 def fits(request: Any) -> bool:

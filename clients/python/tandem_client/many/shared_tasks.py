@@ -92,7 +92,10 @@ class _Stream:
 
     async def _sent(self) -> AsyncIterator[pb.GenerateBatchRequest]:
         while (request := await self._requests.get()) is not None:
+            has_more = items.gather(request, items.at_once(self._requests.get_nowait))
             yield request
+            if not has_more:
+                return
 
     async def _read(self) -> None:
         failure: grpc.RpcError | None = None

@@ -64,7 +64,7 @@ class _Stream:
         self._num_added = 0
         self._requests: queue.SimpleQueue[pb.GenerateBatchRequest | None] = queue.SimpleQueue()
         self.takes_items = True
-        self._call = open_stream(iter(self._requests.get, None))
+        self._call = open_stream(self._sent())
         threading.Thread(target=self._read, name="generate_batch", daemon=True).start()
 
     def add(self, item: _ItemCall) -> None:
@@ -99,6 +99,13 @@ class _Stream:
         # Not before: what is half-closed cannot cancel an item.
         if not self.takes_items and not self._items:
             self._requests.put(None)
+
+    def _sent(self) -> Iterator[pb.GenerateBatchRequest]:
+        while (request := self._requests.get()) is not None:
+            has_more = items.gather(request, items.at_once(self._requests.get_nowait))
+            yield request
+            if not has_more:
+                return
 
     def _read(self) -> None:
         failure: grpc.RpcError | None = None
