@@ -1,11 +1,12 @@
 """
 Cost of the split and worth of the engine: gRPC path, embedded engine and transformers in one run.
 
-`python -m tests.bench.serving` serves the same greedy requests with all three, in turn, several rounds. The
+`python -m tests.bench.serving` serves the same greedy requests with all three, in turn, several rounds; over gRPC
+twice, each request as a call of its own and all as items of one GenerateBatch call, as `generate_many` sends them. The
 executor (or the whole embedded engine, or transformers) runs on core 0 with one thread, everything else (scheduler,
-frontend, load generator) on core 1. The first two serve as many other requests before those that are timed: where a
-virtual machine gets its memory from the host only as it is touched, the first touch of the KV memory takes seconds,
-and whichever engine starts first pays them. Prints a table, or with --json only JSON.
+frontend, load generator) on core 1. All but transformers serve as many other requests before those that are timed:
+where a virtual machine gets its memory from the host only as it is touched, the first touch of the KV memory takes
+seconds, and whichever engine starts first pays them. Prints a table, or with --json only JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def services(arguments: argparse.Namespace) -> Iterator[str]:
         yield scheduler["address"]
 
 
-def run_grpc(arguments: argparse.Namespace) -> float:
+def run_grpc(arguments: argparse.Namespace, *options: str) -> float:
     """Return tokens per second through client, scheduler and executor."""
     with services(arguments) as address:
         load = [
@@ -119,6 +120,7 @@ def run_grpc(arguments: argparse.Namespace) -> float:
             ),
             *("--concurrency", str(arguments.concurrency), "--processes", "1"),
             *("--input-len", str(arguments.input_len), "--output-len", str(arguments.output_len)),
+            *options,
         ]
         # The first run, of other prompts, touches the memory that the second uses.
         for seed in ("1", "0"):
@@ -141,6 +143,14 @@ def run_contestant(arguments: argparse.Namespace, module: str) -> float:
     return float(last_json([*command, "--workload", json.dumps(workload)])["output_tokens_per_s"])
 
 
+CONTESTANTS: dict[str, Callable[[argparse.Namespace], float]] = {
+    "embedded": lambda arguments: run_contestant(arguments, "run_embedded"),
+    "grpc": run_grpc,
+    "grpc_batch": lambda arguments: run_grpc(arguments, "--batch"),
+    "transformers": lambda arguments: run_contestant(arguments, "run_transformers"),
+}
+
+
 def main() -> None:
     """Run the rounds and print medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -154,25 +164,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    rounds: dict[str, list[float]] = {"grpc": [], "embedded": [], "transformers": []}
+    rounds: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
     for _ in range(arguments.rounds):
-        rounds["embedded"].append(run_contestant(arguments, "run_embedded"))
-        rounds["grpc"].append(run_grpc(arguments))
-        rounds["transformers"].append(run_contestant(arguments, "run_transformers"))
-    paired = list(zip(rounds["grpc"], rounds["embedded"], rounds["transformers"], strict=True))
-    outcome = {
+        for name, run in CONTESTANTS.items():
+            rounds[name].append(run(arguments))
+    outcome: dict[str, Any] = {
         "output_tokens_per_s": {name: statistics.median(values) for name, values in rounds.items()},
-        "grpc_over_embedded": statistics.median(grpc / embedded for grpc, embedded, _ in paired),
-        "grpc_over_transformers": statistics.median(grpc / other for grpc, _, other in paired),
         "rounds": rounds,
     }
+    for way in ("grpc", "grpc_batch"):
+        for other in ("embedded", "transformers"):
+            pairs = zip(rounds[way], rounds[other], strict=True)
+            outcome[f"{way}_over_{other}"] = statistics.median(one / two for one, two in pairs)
     if arguments.json:
         print(json.dumps(outcome))
         return
     for name, tokens_per_s in outcome["output_tokens_per_s"].items():
         print(f"{name:14} {tokens_per_s:9.0f} output tokens/s (median of {arguments.rounds})")
-    print(f"grpc / embedded      {outcome['grpc_over_embedded']:.2f}")
-    print(f"grpc / transformers  {outcome['grpc_over_transformers']:.2f}")
+    for way in ("grpc", "grpc_batch"):
+        for other in ("embedded", "transformers"):
+            print(f"{way} / {other:14} {outcome[f'{way}_over_{other}']:6.2f}")
 
 
 if __name__ == "__main__":

@@ -187,6 +187,22 @@ class TestBenchServe:
         assert {4} == {len(request.token_ids.ids) for request in sent}
         assert {5, 8} == {request.stopping.max_tokens for request in sent}
 
+    def test_batch_is_one_call_of_each_process(self, server):
+        """
+        With --batch the requests of a process, warm-up too, are items of one GenerateBatch call.
+        """
+        result = CliRunner().invoke(
+            app,
+            [
+                *["--batch", "--json", "--requests", "6", "--concurrency", "4", "--processes", "2"],
+                *["--warm-up", "1", "--max-time-s", "600", "--address", server.address],
+            ],
+        )
+        outcome = json.loads(result.stdout)
+
+        assert (6, 0) == (outcome["requests"], outcome["errors"])
+        assert (2, 8) == (server.seen.num_batches, len(server.seen.generate))
+
     def test_every_failure_fails_the_command(self, server):
         """
         A run without a successful request counts the reasons on stderr and exits 1.

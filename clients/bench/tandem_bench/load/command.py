@@ -57,6 +57,13 @@ MaxTime = Annotated[
     float,
     typer.Option(help="Seconds after which no request starts; five later, all are cancelled."),
 ]
+AsBatch = Annotated[
+    bool,
+    typer.Option(
+        "--batch",
+        help="Send the requests of each process as items of one GenerateBatch call.",
+    ),
+]
 
 
 @readable_errors
@@ -75,6 +82,7 @@ def serve(
     temperature: Temperature = 0.0,
     warm_up: WarmUp = 4,
     max_time_s: MaxTime = 30.0,
+    as_batch: AsBatch = False,
     as_json: options.Json = False,
 ) -> None:
     """Send requests from as many processes as asked, and print latencies and throughput."""
@@ -104,6 +112,7 @@ def serve(
                 concurrency=concurrency // processes + (index < concurrency % processes),
                 num_warm_up=warm_up,
                 max_time_s=max_time_s,
+                as_batch=as_batch,
                 access=sent_access(channel),
             )
             for index in range(processes)

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, cast
 
 import grpc
@@ -22,6 +22,7 @@ from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
 from tandem.status import from_rpc_error
 from tandem_bench.load.workload import Workload
 from tandem_client.channel import Access, ChannelOptions
+from tandem_client.many.shared_tasks import SharedStream
 from tandem_client.request import build_request
 
 WARM_UP_TOKENS = 8
@@ -32,7 +33,8 @@ CUT_AFTER_S = 5.0
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """
-    Share of one process: requests `first`, `first + step` and so on, `concurrency` at a time.
+    Share of one process: requests `first`, `first + step` and so on, `concurrency` at a time, as
+    calls of their own or, `as_batch`, as items of one GenerateBatch call.
 
     `access` holds the certificates and the API key of the connection. The key travels over standard
     input, since arguments of a process can be read by other users of the machine.
@@ -45,6 +47,7 @@ class Task:
     concurrency: int
     num_warm_up: int
     max_time_s: float
+    as_batch: bool = False
     access: Access = dataclasses.field(default_factory=Access)
 
     @classmethod
@@ -94,6 +97,7 @@ class Load:
         self._options = ChannelOptions(**task.access)
         self._channel = self._options.open_async(task.address)
         self._stub: Any = inference_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+        self._shared = SharedStream(self._open_batch, self._start_call) if task.as_batch else None
         self.outcomes = Outcomes()
 
     async def warm_up(self) -> None:
@@ -120,6 +124,8 @@ class Load:
                 self.outcomes.num_cut += 1
             elif isinstance(result, BaseException):
                 raise result
+        if self._shared is not None:
+            await self._shared.close()
         await self._channel.close(None)
 
     async def _warm_up_one(self, index: int) -> None:
@@ -132,7 +138,16 @@ class Load:
             raise from_rpc_error(failure) from None
 
     def _generate(self, request: Any) -> Any:
-        return self._stub.Generate(request, metadata=self._options.call_metadata())
+        start = self._start_call if self._shared is None else self._shared.start
+        return start(request, None)
+
+    def _start_call(self, request: Any, timeout_s: float | None) -> Any:
+        return self._stub.Generate(
+            request, timeout=timeout_s, metadata=self._options.call_metadata()
+        )
+
+    def _open_batch(self, requests: AsyncIterator[Any]) -> Any:
+        return self._stub.GenerateBatch(requests, metadata=self._options.call_metadata())
 
     async def _user(self, numbers: Iterator[int], stop_s: float) -> None:
         for number in numbers:
