@@ -183,7 +183,7 @@ def main() -> None:
         print(f"{name:14} {tokens_per_s:9.0f} output tokens/s (median of {arguments.rounds})")
     for way in ("grpc", "grpc_batch"):
         for other in ("embedded", "transformers"):
-            print(f"{way} / {other:14} {outcome[f'{way}_over_{other}']:6.2f}")
+            print(f"{f'{way} / {other}':27} {outcome[f'{way}_over_{other}']:.2f}")
 
 
 if __name__ == "__main__":
