@@ -14,20 +14,37 @@ and the next step the next lane.
 A slot joins the smallest lane with the last chunk of its prompt. If that chunk is in the step of
 another lane, the slot sits out its lane's next turn, which comes too soon after it. At its turn a
 lane that has two slots more than the smallest one gives a slot away; the slot is in no step until
-none is in flight that computes it. So lanes differ by one slot at most when they decode: no step
-decodes more than one N-th of the decoding slots, rounded up, but for slots that were paused until
-this step: they go on in the lane that they had, and are given away at its next turn.
+none is in flight that computes it, unless it comes back to the lane whose steps these are. So lanes
+differ by one slot at most when they decode: no step decodes more than one N-th of the decoding
+slots, rounded up, but for slots that were paused until this step: they go on in the lane that they
+had, and are given away at its next turn.
 
 An executor without stages has one lane, and nothing here changes its steps.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.invariants import require
 from tandem.link.batch import Int32Column
+
+
+class Hold(NamedTuple):
+    """
+    Reason for which a decoding slot is in no step yet.
+
+    Attributes:
+        lane: The lane whose steps in flight compute the slot.
+        turn: Number of the turn from which on the slot may be in a step while others compute it;
+            None: at none. Once none computes it, it may in any case.
+    """
+
+    lane: int
+    turn: int | None = None
 
 
 class Lanes:
@@ -40,8 +57,7 @@ class Lanes:
         num_lanes: Number of lanes, at least 1.
         turn: The lane of the step being planned.
         count: Number of decoding slots of each lane.
-        held: Decoding slots that are in no step yet, each with the number of the turn from which on
-            it may be; None: once no step is in flight that computes it, which any slot may.
+        held: Decoding slots that are in no step yet.
     """
 
     __slots__ = ("_lane", "_num_turns", "count", "held", "num_lanes", "turn")
@@ -50,7 +66,7 @@ class Lanes:
         self.num_lanes = num_lanes
         self.turn = 0
         self.count = [0] * num_lanes
-        self.held: dict[int, int | None] = {}
+        self.held: dict[int, Hold] = {}
         self._lane = np.zeros(num_slots, np.int32)
         self._num_turns = 0
 
@@ -74,7 +90,7 @@ class Lanes:
         self._lane[slot] = lane
         self.count[lane] += 1
         if lane != self.turn:
-            self.held[slot] = self._num_turns + self.num_lanes
+            self.held[slot] = Hold(self.turn, self._num_turns + self.num_lanes)
 
     def rejoin(self, slot: int) -> None:
         """Add a slot that was paused to its lane again."""
@@ -111,7 +127,7 @@ class Lanes:
         """
         free = [
             slot
-            for slot, turn in self.held.items()
+            for slot, (_, turn) in self.held.items()
             if planned[slot] == applied[slot] or (turn is not None and turn <= self._num_turns)
         ]
         for slot in free:
@@ -132,9 +148,10 @@ class Lanes:
         lane = self.count.index(min(self.count))
         self._lane[slot] = lane
         self.count[lane] += 1
-        self.held.pop(slot, None)
-        if is_in_flight:
-            self.held[slot] = None
+        hold = self.held.pop(slot, None)
+        computed_in = self.turn if hold is None else hold.lane
+        if is_in_flight and lane != computed_in:
+            self.held[slot] = Hold(computed_in)
 
     def select(self, slots: NDArray[np.intp], lane: int | None = None) -> NDArray[np.intp]:
         """

@@ -68,6 +68,13 @@ class TestRandomWalks:
         seeds = range(first_seed, first_seed + 5)
         walk_full_lanes(seeds, num_events=25, num_stages=num_stages)
 
+    @pytest.mark.parametrize(("seed", "num_stages"), [(113, 2), (69, 3), (57, 4)])
+    def test_a_decode_that_its_lane_gets_back_has_its_turns(self, seed, num_stages):
+        """
+        The same holds where a lane gives a decode away with results under way and gets it back.
+        """
+        walk_full_lanes([seed], num_events=40, num_stages=num_stages)
+
     @pytest.mark.slow
     def test_long_walks_keep_every_promise(self):
         """

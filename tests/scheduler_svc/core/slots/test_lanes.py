@@ -132,6 +132,19 @@ class TestLanes:
         table.turn()
         assert [[second[1]], [second[0]]] == [table.turn(), table.turn()]
 
+    def test_a_slot_that_is_given_back_in_flight_sits_out_no_turn_of_its_lane(self):
+        """
+        A slot that comes back to the lane whose steps compute it need not wait for their results.
+        """
+        table = Table(2)
+        table.join(*range(6))
+        table.planned[:6] = 9  # in flight
+        assert [[], [0, 2, 4]] == [table.turn(), table.turn()]
+        table.leave(2, 4)
+        assert [1, 3] == table.turn(), "slot 5 is given away"
+        table.leave(1, 3)
+        assert [[0], [5]] == [table.turn(), table.turn()]
+
     def test_a_paused_slot_comes_back_to_its_lane(self):
         """
         A slot that decodes again is in the lane in which it was, and does not count meanwhile.
