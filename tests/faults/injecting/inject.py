@@ -10,6 +10,7 @@ from collections.abc import Callable
 import psutil
 
 from scheduler_svc.core.observe.step_log import DECODE_LINE_INTERVAL
+from tests.e2e.cluster import paused
 from tests.faults.injecting.one_of_several import FLEET_ACTIONS
 from tests.faults.injecting.one_rank import RANK_ACTIONS
 from tests.faults.injecting.target import Target
@@ -155,10 +156,8 @@ def _other_weights(fault: Fault, target: Target) -> None:
 
 def _pause(process: Callable[[Rig], psutil.Process]) -> Callable[[Fault, Target], None]:
     def act(fault: Fault, target: Target) -> None:
-        paused = process(target.rig)
-        paused.suspend()
-        time.sleep(fault.lasts_s)
-        paused.resume()
+        with paused(process(target.rig).pid):
+            time.sleep(fault.lasts_s)
 
     return act
 

@@ -1,12 +1,14 @@
-"""The actions that do each kind of fault to one rank of an executor that has several."""
+"""The actions that do each kind of fault to one rank of an executor that has two."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 
+from tests.e2e.cluster import paused
 from tests.faults.injecting.target import Target
 from tests.faults.processes.executors import Executor
 from tests.faults.schedule import Fault, Kind
@@ -15,6 +17,20 @@ from tests.waiting import wait_until
 STOPPED_S = 0.3
 """Seconds in a row that a slow rank stands still; far less than it takes to count as dead."""
 RUNNING_S = 0.1
+NUM_RANKS = 2
+
+
+def ranks_of(leader: psutil.Process) -> list[psutil.Process]:
+    """
+    Return the ranks of an executor that run, by number: rank 0 and those of its children that it
+    told which rank they are; it may have other children for a moment.
+    """
+    by_number = {0: leader}
+    for child in leader.children():
+        with suppress(psutil.Error):  # it may end meanwhile
+            if number := child.environ().get("RANK"):
+                by_number[int(number)] = child
+    return [by_number[number] for number in sorted(by_number)]
 
 
 def _one(fault: Fault, target: Target) -> tuple[Executor, psutil.Process]:
@@ -23,11 +39,10 @@ def _one(fault: Fault, target: Target) -> tuple[Executor, psutil.Process]:
 
     def ranks() -> list[psutil.Process]:
         leader = executor.process()
-        others = leader.children() if leader is not None else []
-        return [leader, *others] if leader is not None and others else []
+        found = [] if leader is None else ranks_of(leader)
+        return found if len(found) == NUM_RANKS else []
 
-    family = wait_until(ranks, "all ranks of an executor")
-    return executor, family[fault.draw % len(family)]
+    return executor, wait_until(ranks, "all ranks of an executor")[fault.draw % NUM_RANKS]
 
 
 def _kill(fault: Fault, target: Target) -> None:
@@ -53,9 +68,8 @@ def _slow(fault: Fault, target: Target) -> None:
     pid = executor.pid
     end_s = time.monotonic() + fault.lasts_s
     while time.monotonic() < end_s:
-        rank.suspend()
-        time.sleep(STOPPED_S)
-        rank.resume()
+        with paused(rank.pid):
+            time.sleep(STOPPED_S)
         time.sleep(RUNNING_S)
     assert pid == executor.pid, "an executor ended because one of its ranks was slow"
 
