@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 
 import grpc
@@ -14,6 +15,7 @@ from tandem.errors import TandemError
 from tandem_client import is_serving
 from tests.e2e.cluster import Process
 from tests.executor_svc.server.test_process import wait_ready
+from tests.ports import free_port
 from tests.waiting import wait_until
 
 GONE_S = 30.0
@@ -52,6 +54,37 @@ class RankedExecutor:
             with contextlib.suppress(psutil.NoSuchProcess):
                 rank.kill()
         self._service.end()
+
+
+def start_pods(
+    module: str,
+    model: Path,
+    folder: Path,
+    *flags: str,
+    generation: int = 0,
+    env: Mapping[str, str] | None = None,
+) -> list[Process]:
+    """
+    Start the two ranks of an executor one by one, each told its place by the variables of a
+    LeaderWorkerSet. Later generations in a folder have logs of their own.
+    """
+    shared = {
+        **(env or {}),
+        "LWS_LEADER_ADDRESS": "127.0.0.1",
+        "LWS_GROUP_SIZE": "2",
+        "MASTER_PORT": str(free_port()),
+    }
+    arguments = [f"--model={model}", "--dtype=float32", *flags]
+    return [
+        Process(
+            module,
+            arguments,
+            folder,
+            f"pod{rank}-{generation}",
+            shared | {"LWS_WORKER_INDEX": str(rank)},
+        )
+        for rank in range(2)
+    ]
 
 
 def is_ready(address: str) -> bool:

@@ -9,8 +9,7 @@ import pytest
 from tandem_client import Client
 from tests.e2e.cluster import Process
 from tests.executor_svc.ranks.impatient import COLLECTIVE_S
-from tests.executor_svc.ranks.processes import is_ready
-from tests.ports import free_port
+from tests.executor_svc.ranks.processes import is_ready, start_pods
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -19,17 +18,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(params=["--tp-size=2", "--pp-size=2"])
 def services(request, bundled_model, tmp_path):
     """Return an executor's two processes, and a scheduler before them."""
-    shared = {
-        "LWS_LEADER_ADDRESS": "127.0.0.1",
-        "LWS_GROUP_SIZE": "2",
-        "MASTER_PORT": str(free_port()),
-    }
-    flags = [f"--model={bundled_model}", "--listen=127.0.0.1:0", "--dtype=float32", request.param]
     module = "tests.executor_svc.ranks.impatient"
-    started = [
-        Process(module, flags, tmp_path, f"pod{rank}", shared | {"LWS_WORKER_INDEX": rank})
-        for rank in ("0", "1")
-    ]
+    started = start_pods(module, bundled_model, tmp_path, "--listen=127.0.0.1:0", request.param)
     executor = started[0].addresses()["address"]
     ports = [f"--{name}listen=127.0.0.1:0" for name in ("", "admin-", "metrics-")]
     started.append(

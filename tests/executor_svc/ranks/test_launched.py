@@ -7,27 +7,17 @@ import signal
 import grpc
 import pytest
 
-from tests.e2e.cluster import Process
-from tests.executor_svc.ranks.processes import GONE_S
+from tests.executor_svc.ranks.processes import GONE_S, start_pods
 from tests.executor_svc.server.test_process import wait_ready
-from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def pods(bundled_model, tmp_path):
-    """Return two processes with the variables of a LeaderWorkerSet."""
-    shared = {
-        "LWS_LEADER_ADDRESS": "127.0.0.1",
-        "LWS_GROUP_SIZE": "2",
-        "MASTER_PORT": str(free_port()),
-    }
-    flags = [f"--model={bundled_model}", "--listen=127.0.0.1:0", "--dtype=float32", "--tp-size=2"]
-    pods = [
-        Process("executor_svc", flags, tmp_path, f"pod{rank}", shared | {"LWS_WORKER_INDEX": rank})
-        for rank in ("0", "1")
-    ]
+    """Return two ranks that serve."""
+    flags = ["--listen=127.0.0.1:0", "--tp-size=2"]
+    pods = start_pods("executor_svc", bundled_model, tmp_path, *flags)
     with grpc.insecure_channel(pods[0].addresses()["address"]) as channel:
         wait_ready(channel)
     yield pods

@@ -8,7 +8,7 @@ import pytest
 
 from tandem_client import AdminClient, Client
 from tests.e2e.cluster import PATIENCE, Process
-from tests.executor_svc.ranks.processes import is_ready
+from tests.executor_svc.ranks.processes import is_ready, start_pods
 from tests.ports import free_port
 from tests.waiting import wait_until
 
@@ -40,27 +40,16 @@ class Pods:
             pod.end()
 
     def _start(self):
-        shared = {
-            "LWS_LEADER_ADDRESS": "127.0.0.1",
-            "LWS_GROUP_SIZE": "2",
-            "MASTER_PORT": str(free_port()),
-            "LIMIT_FILE": str(self.limit_file),
-        }
-        flags = [f"--model={self._model}", f"--listen={self.listen}", "--dtype=float32"]
-        module = "tests.executor_svc.ranks.short_of_memory"
-        number = len(self.generations)
-        self.generations.append(
-            [
-                Process(
-                    module,
-                    [*flags, "--tp-size=2"],
-                    self._folder,
-                    f"pod{rank}-{number}",
-                    shared | {"LWS_WORKER_INDEX": rank},
-                )
-                for rank in ("0", "1")
-            ]
+        pods = start_pods(
+            "tests.executor_svc.ranks.short_of_memory",
+            self._model,
+            self._folder,
+            f"--listen={self.listen}",
+            "--tp-size=2",
+            generation=len(self.generations),
+            env={"LIMIT_FILE": str(self.limit_file)},
         )
+        self.generations.append(pods)
 
     def _keep(self):
         while not self._is_closing.wait(0.1):
