@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from math import floor, inf
 
 from scheduler_svc.core.queue.fair_queue import FairQueue
@@ -17,6 +17,13 @@ from tandem.errors import InternalError
 
 AGED_AFTER = 10
 """Periods of `ageing_s` after which a waiting request goes ahead of all that waited less."""
+
+
+def _those_taken(
+    requests: Iterable[Request], can_take: Callable[[Request], bool] | None
+) -> Iterable[Request]:
+    """Return those of these requests that can be taken; all of them where that is None."""
+    return requests if can_take is None else filter(can_take, requests)
 
 
 class _Returned:
@@ -183,8 +190,8 @@ class WaitingQueue:
         The caller takes the request just yielded, goes on without taking it (it waits for something
         of its own, such as a prefix that is being written), or stops: a request that lacks blocks
         ends admission under every policy, since requests that overtake it would use up the blocks
-        it waits for. The iterator stops by itself at an aged request that is not taken, or at the
-        choice which that one waits for.
+        it waits for. The iterator stops by itself at an aged request that is not taken; before it
+        does, it yields the choice that this one waits for, if there is one.
 
         Args:
             now: Present time, in seconds.
@@ -192,21 +199,18 @@ class WaitingQueue:
             can_take: Says whether the caller could ever take a request; others are left out. None
                 where it can take all.
         """
-        for request in self._aged(now):
-            if can_take is not None and not can_take(request):
-                continue
+        for request in _those_taken(self._aged(now), can_take):
             yield request
             if request.number in self._places:
-                yield from filter(can_take, self._awaited_by(request))
+                yield from _those_taken(self._awaited_by(request), can_take)
                 return
-        for request in self._not_aged(now, view):
-            if can_take is None or can_take(request):
-                yield request
+        yield from _those_taken(self._not_aged(now, view), can_take)
 
     def _awaited_by(self, request: Request) -> list[Request]:
         """
-        Return the choice that waits here and that another one waits for, if any: it ran while that
-        one waited, so it may be younger.
+        Return the choice of the same request that an aged one waits for, since it is to have their
+        prompt scored, if it waits here too. It need not be aged: before it was preempted it ran,
+        while the aged one waited.
         """
         return [
             one
