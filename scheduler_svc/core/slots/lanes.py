@@ -82,8 +82,9 @@ class Lanes:
 
     def join(self, slot: int) -> None:
         """
-        Add a slot, whose last prompt chunk is in the step being planned, to the smallest lane; of
-        several to the one that waits longest for its next turn, which is that of this step first.
+        Add a slot, whose last prompt chunk is in the step being planned, to the smallest lane;
+        of several such lanes to the one whose next turn is last, which is the lane of this step
+        where it is one of them.
         """
         lanes = range(self.turn, self.turn - self.num_lanes, -1)
         lane = min((one % self.num_lanes for one in lanes), key=self.count.__getitem__)
@@ -113,8 +114,8 @@ class Lanes:
         admission: NDArray[np.int64],
     ) -> bool:
         """
-        Let the slots be in steps that were held for long enough, and let the lane of this turn give
-        slots away: those that are computed nowhere first, then those that were admitted last.
+        Let go of the slots that were held for long enough, and let the lane of this turn give slots
+        away: those that no step in flight computes first, then those that were admitted last.
 
         Args:
             decoding: True for each slot that decodes, shape ``[slots]`` as all of these.

@@ -44,7 +44,7 @@ def skip_a_lane(monkeypatch):
 
 
 def skip_every_third_turn(monkeypatch):
-    """One of three turns is lost to the lane whose it is."""
+    """The lane that is next loses every third turn."""
     monkeypatch.setattr(
         Lanes,
         "take_turn",
