@@ -1,6 +1,6 @@
 """
-Settings that all tests share: one thread per operation, examples without a deadline, logs as
-structlog finds them, kernels as they are when they are imported.
+Settings that all tests share: one thread per operation when a test begins, examples without a
+deadline, logs as structlog finds them, kernels as they are when they are imported.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+
+from tests.threads import NUM_THREADS
 
 # The time that an example takes, to draw or to run, says more about the machine than the code.
 settings.register_profile("any time", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -68,6 +70,14 @@ def default_kernels():
         elif before[name] != offers_of(operation):
             operation._faster = before[name]
             operation.forget()
+
+
+@pytest.fixture(autouse=True)
+def default_threads():
+    """Undo what a test, or an engine that it made, set for the whole process's operations."""
+    yield
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(NUM_THREADS)
 
 
 def kernel_operations() -> dict:

@@ -12,6 +12,7 @@ import torch
 
 from executor_svc.device import threads
 from executor_svc.device.threads import default_num_threads, num_physical_cores
+from tests.threads import NUM_THREADS
 
 EIGHT_CORES = {cpu: f"{cpu},{cpu + 8}" for cpu in range(8)}
 TWICE = EIGHT_CORES | {cpu + 8: siblings for cpu, siblings in EIGHT_CORES.items()}
@@ -149,6 +150,15 @@ for given, expected in ((None, default), (default + 1, default + 1)):
             threads.use_threads(None, num_processes=num_processes)
         threads.use_threads(6, num_processes=3)
         assert [8, 2, 1, 6] == asked
+
+    @pytest.mark.parametrize("number", [NUM_THREADS + 1, NUM_THREADS + 2])
+    def test_threads_that_a_test_sets_are_not_those_of_the_next(self, number):
+        """
+        Each test begins with the threads that the run has, whatever an engine before it has set.
+        """
+        assert NUM_THREADS == torch.get_num_threads()
+        threads.use_threads(number)
+        assert number == torch.get_num_threads()
 
     def test_bound_threads_are_told(self, monkeypatch):
         """
