@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable
 
 from scheduler_svc.core import integrity
 from scheduler_svc.core.admission import Acceptance, accept, check, fail_misfits
@@ -238,16 +238,19 @@ class Scheduler(ExecutorPort):
         """Return and clear the events since the last call."""
         return self._cell.events.take()
 
-    def fail_all(
-        self, error: TandemError, now: float, handles: AbstractSet[int] | None = None
-    ) -> None:
+    def fail_all(self, error: TandemError, now: float) -> None:
+        """Fail every request with this error, except those that have reached their deadline."""
+        self.fail_handles([request.new.handle for request in self._cell.requests], error, now)
+
+    def fail_handles(self, handles: Iterable[int], error: TandemError, now: float) -> None:
         """
-        Fail every request with this error, except those that have reached their deadline; with
-        `handles` only the live ones of these.
+        Fail the requests with these handles, except those that are not live or have reached their
+        deadline.
         """
         self.expire(now)
-        for request in list(self._cell.requests):
-            if handles is None or request.new.handle in handles:
+        for handle in handles:
+            request = self._cell.requests.find(handle)
+            if request is not None:
                 fail(self._cell, request, error)
 
     def has_pending_work(self) -> bool:

@@ -164,7 +164,7 @@ class Driver:
         if not spent or any(worker.has_step for worker in able):
             return
         if (verdict := self._retries.verdict) is not None:
-            self._core.fail_all(verdict.error, now, verdict.handles)
+            self._core.fail_handles(verdict.handles, verdict.error, now)
             self._retries.reset()
         for worker in spent:
             worker.plan(now)

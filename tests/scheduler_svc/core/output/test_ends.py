@@ -274,14 +274,14 @@ class TestFailAll:
 
     def test_only_requests_that_are_named_fail(self):
         """
-        With handles only the live ones of these fail, and the others go on.
+        Of handles the live ones fail, and the other requests go on.
         """
         rig = Rig(small_config(max_batch_size=2))
         for _ in range(4):
             rig.submit(max_tokens=20)
         for _ in range(3):
             rig.step()
-        rig.core.fail_all(ExecutorLost("gone"), rig.now, {1, 2, 17})
+        rig.core.fail_handles({1, 2, 17}, ExecutorLost("gone"), rig.now)
         rig.run()
         assert {1, 2} == set(rig.failed)
         assert {0, 3} == set(rig.ended)
