@@ -206,10 +206,8 @@ class Scheduler(ExecutorPort):
         request = self._cell.requests.find(handle)
         if request is None:
             return 0
-        replica, slot = self._fleet.of(request), request.place.slot
-        if replica is None or slot is None:
-            return 0
-        return int(replica.slots.tokens.applied[slot])
+        replica = self._fleet.of(request)
+        return 0 if replica is None else replica.num_computed(request)
 
     def list_requests(self) -> list[RequestRow]:
         """Return one row per live choice, in order of arrival."""

@@ -39,22 +39,10 @@ def rows_of_death(replica: Replica, died_in: int) -> list[tuple[Request, int]]:
             ends[key] = ends.get(key, 0) + num_tokens
     blamed = []
     for key, num_tokens in rows.tokens_by_key():
-        if (found := _stand(replica, key)) is not None:
-            request, stood = found
+        if (request := replica.request_at(*key)) is not None:
             after = max(ends[key], num_tokens - 1 + CLEARED_AFTER)
-            blamed.append((request, stood + after))
+            blamed.append((request, replica.num_computed(request) + after))
     return blamed
-
-
-def _stand(replica: Replica, key: tuple[int, int]) -> tuple[Request, int] | None:
-    """Return a row's request and its number of computed tokens; None if the request has ended."""
-    request = replica.request_at(*key)
-    if request is None:
-        return None
-    is_draining = request.place.slot is None
-    return request, request.place.applied if is_draining else int(
-        replica.slots.tokens.applied[key[0]]
-    )
 
 
 def note_death(

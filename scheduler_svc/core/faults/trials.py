@@ -46,13 +46,13 @@ def waiting_for_trial(replica: Replica) -> list[Request]:
 def note_progress(replica: Replica, now: float) -> None:
     """Trust requests again that made enough progress by a result that was just applied."""
     cell = replica.cell
-    suspects, applied = cell.suspects, replica.slots.tokens.applied
+    suspects = cell.suspects
     if suspects.quarantine.number != replica.slots.replica:
         return
     suspects.quarantine.note_step()
     was_trial = bool(suspects.trial)
     cleared = suspects.note_progress(
-        (mark, int(applied[mark.request.place.slot]))
+        (mark, replica.num_computed(mark.request))
         for mark in suspects.marks()
         if replica.slots.holds(mark.request)
     )

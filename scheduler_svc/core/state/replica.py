@@ -288,6 +288,11 @@ class Replica:
         holder = self.slots.holder(slot)
         return holder if holder is not None and holder.place.key == key else None
 
+    def num_computed(self, request: Request) -> int:
+        """Return of how many tokens of a request that runs or drains here results were applied."""
+        slot = request.place.slot
+        return request.place.applied if slot is None else int(self.slots.tokens.applied[slot])
+
     def start_over(self, limits: Limits) -> None:
         """
         Start over with an empty executor: requests that ran or drained wait again, in arrival
