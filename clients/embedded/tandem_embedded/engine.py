@@ -253,16 +253,20 @@ class InferenceEngine(EngineQueries):
             ExecutionError: A step failed on a rank of several, which ends the engine; or a step met
                 a bug of Tandem, after which it is computed again.
         """
-        self._drive()
-        with self._lock:
-            return self._ledger.take()
+        if not (self.is_suspended and self._ledger.num_undelivered):
+            self._drive()
+        return self._take()
 
     def run(self) -> list[CompletedRequest]:
-        """Step until no work is pending; return the requests that completed, each once."""
-        completed = []
-        while self.has_pending_work():
-            completed += self.step()
-        return completed
+        """
+        Step until no work is pending; return the requests that completed, each once.
+
+        Raises:
+            SchedulerError, ExecutionError: As `step`; the next call returns what completed.
+        """
+        while self._core_has_work():
+            self._drive()
+        return self._take()
 
     def has_pending_work(self) -> bool:
         """Return True while a request is in the system or a result is not delivered."""
@@ -368,7 +372,7 @@ class InferenceEngine(EngineQueries):
         """Compute one step, and the steps that release blocks if no request is left after it."""
         with self._driving, engine_errors():
             self._check_open()
-            if self._driver.is_suspended and not self._ledger.num_undelivered:
+            if self._driver.is_suspended:
                 message = "the engine is suspended: call resume() first"
                 raise SchedulerError(message, reason="NO_EXECUTOR")
             self._driver.turn()
@@ -378,6 +382,14 @@ class InferenceEngine(EngineQueries):
     def _only_releases_left(self) -> bool:
         with self._lock:
             return not self._core.num_requests and self._core.has_pending_work()
+
+    def _core_has_work(self) -> bool:
+        with self._lock:
+            return self._core.has_pending_work()
+
+    def _take(self) -> list[CompletedRequest]:
+        with self._lock:
+            return self._ledger.take()
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tandem.engine_config import EngineConfig
-from tandem.errors import SessionLost
+from tandem.errors import InternalError, SessionLost
 from tandem.link.batch import Batch
 from tandem.link.results import StepResult
 from tandem_embedded import (
@@ -95,6 +95,27 @@ class TestRecovery:
         else:
             assert "still gone" in completed.error.message
         assert not engine.has_pending_work()
+
+    def test_bug_costs_no_result_of_a_run(self):
+        """
+        A run that a bug ends has lost no request that was over: the next one returns it.
+        """
+        engine, runner = engine_and_runner()
+        engine.submit_request("abc", GenerationParams(max_tokens=1))
+        engine.submit_request("abcd", EIGHT)
+        execute = runner.execute
+
+        def fail_later(batch: Batch, step_id: int) -> StepResult:
+            if step_id == 3:
+                raise InternalError("a bug")
+            return execute(batch, step_id)
+
+        runner.execute = fail_later
+        with pytest.raises(ExecutionError, match="a bug"):
+            engine.run()
+        first, second = engine.run()
+        assert expected("abc", 1) == first.output_tokens
+        assert expected("abcd", 8) == second.output_tokens
 
     def test_request_submitted_after_the_last_failure_is_tried(self):
         """

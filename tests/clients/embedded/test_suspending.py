@@ -100,6 +100,24 @@ class TestSuspension:
         engine.abort(request_id)
         assert [request_id] == [request.request_id for request in engine.run()]
 
+    def test_a_running_request_that_is_aborted_is_delivered_while_suspended(self):
+        """
+        A request that ran is delivered too, by a step and not by what cannot go on, though its slot
+        is released on the resumption.
+        """
+        engine, _ = engine_and_runner()
+        request_id = engine.submit_request("abc")
+        engine.step()
+        engine.suspend()
+        engine.abort(request_id)
+        for drive in (engine.run, lambda: engine.complete("x")):
+            with pytest.raises(SchedulerError, match="call resume"):
+                drive()
+        assert request_id in [request.request_id for request in engine.step()]
+        engine.resume()
+        assert [] == engine.run()
+        assert 0 == engine.get_memory_stats().used_blocks
+
     def test_memory_that_others_took_is_said_and_can_be_had_later(self, monkeypatch):
         """
         A resumption without memory fails with a memory error and changes nothing; a later one works.
