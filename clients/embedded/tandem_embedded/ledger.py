@@ -14,6 +14,7 @@ from scheduler_svc.core.request.events import CoreEvents, Ended, TokenLogprobs
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.frontend.text.output import OutputChunk, OutputText
+from tandem.errors import InternalError
 from tandem.link.logprobs import TokenLogprob
 from tandem.link.results import StepResult
 from tandem_embedded.errors import EngineError, engine_error
@@ -72,18 +73,20 @@ class Choice:
 
     __slots__ = (
         "completed", "entry", "is_stopped", "logprobs", "margins", "number", "output",
-        "prompt_logprobs", "texts", "tokens",
+        "prompt_logprobs", "text_error", "texts", "tokens",
     )  # fmt: skip
 
-    def __init__(self, entry: Entry, number: int, output: OutputText | None) -> None:
+    def __init__(self, entry: Entry, number: int) -> None:
         self.entry = entry
         self.number = number
-        self.output = output
+        self.output: OutputText | None = None
         """Incremental text of the output; None if the output is detokenized only at its end."""
         self.is_stopped = False
         """True after a stop string is complete; tokens that follow do not count."""
         self.texts: list[str] = []
-        """Pieces of text that `output` has released."""
+        """Pieces of text that are certain."""
+        self.text_error: InternalError | None = None
+        """Error of a choice whose text the tokenizer failed to make; no more of it is made."""
         self.tokens: list[int] = []
         self.margins: dict[int, float] = {}
         self.logprobs: list[TokenLogprob] = []
@@ -95,12 +98,16 @@ class Ledger:
     """
     Live requests of an engine, and the completed ones made from the core's events. Not thread-safe:
     the engine guards it with its lock.
+
+    A choice whose text the tokenizer fails to make ends with an error of its own: whatever else is
+    going on when that comes out, in a step or a suspension, has no part in it.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._completed: list[CompletedRequest] = []
-        self._stopped: list[Choice] = []
+        self._ending: list[Choice] = []
+        """Choices that their text ends, with a stop string or an error, in the core too."""
         self._live: dict[int, Choice] = {}
         """Choices that are not over, by handle."""
         self.num_ended = 0
@@ -123,9 +130,11 @@ class Ledger:
         delivery = entry.delivery
         follows = bool(entry.params.stop) or (delivery is not None and delivery.is_streamed)
         for number, handle in enumerate(entry.handles):
-            output = self._follow(entry) if follows else None
-            entry.choices.append(Choice(entry, number, output))
-            self._live[handle] = entry.choices[-1]
+            choice = Choice(entry, number)
+            entry.choices.append(choice)
+            self._live[handle] = choice
+            if follows:
+                self._follow(choice)
         self.entries[entry.request_id] = entry
 
     def note_margins(self, port: ExecutorPort, result: StepResult) -> None:
@@ -146,20 +155,26 @@ class Ledger:
                 choice.margins[position - len(choice.entry.prompt)] = margin
 
     def settle(self, core: Scheduler, now: float) -> None:
-        """Process all events of the core, and end the choices there that reached a stop string."""
+        """Process all events of the core, and end the choices there that their text ends."""
         self._note(core.take_events())
-        while self._stopped:
-            choice = self._stopped.pop()
+        while self._ending:
+            choice = self._ending.pop()
             if choice.completed is None:
-                assert choice.output is not None
-                handle = choice.entry.handles[choice.number]
-                core.end_handle(handle, FinishReason.STOP_STRING, now, choice.output.num_tokens)
+                self._end(core, choice, now)
                 self._note(core.take_events())
 
     def take(self) -> list[CompletedRequest]:
         """Return the completed requests, each once, in the order they completed."""
         completed, self._completed = self._completed, []
         return completed
+
+    def _end(self, core: Scheduler, choice: Choice, now: float) -> None:
+        handle = choice.entry.handles[choice.number]
+        if choice.text_error is not None:
+            core.fail_handles([handle], choice.text_error, now)
+        else:
+            assert choice.output is not None
+            core.end_handle(handle, FinishReason.STOP_STRING, now, choice.output.num_tokens)
 
     def _note(self, events: CoreEvents) -> None:
         for handle, token in zip(events.token_handle.tolist(), events.token.tolist(), strict=True):
@@ -185,13 +200,26 @@ class Ledger:
     def _push(self, choice: Choice, token: int) -> None:
         choice.tokens.append(token)
         output = choice.output
-        if output is None or choice.is_stopped:
+        if output is None or choice.is_stopped or choice.text_error is not None:
             return
-        output.push_all([token])
+        try:
+            output.push_all([token])
+            chunk = output.take()
+        except Exception as error:  # noqa: BLE001  # whatever the tokenizer raises
+            self._note_text_error(choice, error)
+            return
         if output.stopped is not None:
             choice.is_stopped = True
-            self._stopped.append(choice)
-        self._release(choice, output.take())
+            self._ending.append(choice)
+        self._release(choice, chunk)
+
+    def _note_text_error(self, choice: Choice, error: Exception) -> None:
+        """Let a choice fail, as the tokenizer raised an error."""
+        request_id = choice.entry.request_id
+        _log.warning("output_not_decoded", request_id=request_id, error=repr(error))
+        message = f"the tokenizer failed to decode an output of request {request_id}: {error!r}"
+        choice.text_error = InternalError(message)
+        self._ending.append(choice)
 
     def _release(self, choice: Choice, chunk: OutputChunk | None) -> None:
         if chunk is None:
@@ -206,7 +234,9 @@ class Ledger:
         self.num_ended += 1
         entry, reason = choice.entry, None if ended is None else ended.reason
         text, stop_string = self._end_text(choice, reason)
-        if stop_string is not None:
+        if choice.text_error is not None:
+            reason, error = None, error or engine_error(choice.text_error)
+        elif stop_string is not None:
             reason = FinishReason.STOP_STRING
         num_tokens = len(choice.tokens)
         if ended is not None and choice.number == 0:
@@ -226,15 +256,26 @@ class Ledger:
 
     def _end_text(self, choice: Choice, reason: FinishReason | None) -> tuple[str, str | None]:
         """Return the text of an output that is over, cut at a stop string, and that string."""
+        output = choice.output
+        if choice.text_error is None:
+            try:
+                self._finish_text(choice, reason)
+            except Exception as error:  # noqa: BLE001  # whatever the tokenizer raises
+                self._note_text_error(choice, error)
+        stopped = None if output is None else output.stopped
+        if output is not None and stopped is not None:
+            del choice.tokens[output.num_tokens :]
+        return "".join(choice.texts), None if stopped is None else stopped.stop
+
+    def _finish_text(self, choice: Choice, reason: FinishReason | None) -> None:
+        """Release the text of an output that is over, as far as it is not released yet."""
         entry, output, tokens = choice.entry, choice.output, choice.tokens
-        if output is None:
-            cut = reason in _ENDS_WITHOUT_TEXT and not entry.params.include_stop
-            told = tokens[:-1] if cut else tokens
-            return output_text(self._tokenizer, entry.prompt, told), None
-        self._release(choice, output.finish())
-        if output.stopped is not None:
-            del tokens[output.num_tokens :]
-        return "".join(choice.texts), None if output.stopped is None else output.stopped.stop
+        if output is not None:
+            self._release(choice, output.finish())
+            return
+        cut = reason in _ENDS_WITHOUT_TEXT and not entry.params.include_stop
+        told = tokens[:-1] if cut else tokens
+        choice.texts.append(output_text(self._tokenizer, entry.prompt, told))
 
     def _deliver_if_over(self, entry: Entry) -> None:
         choices = [one.completed for one in entry.choices if one.completed is not None]
@@ -254,9 +295,16 @@ class Ledger:
         else:
             entry.delivery.result = result
 
-    def _follow(self, entry: Entry) -> OutputText:
-        return OutputText(
-            detokenizer_of(self._tokenizer, entry.prompt),
+    def _follow(self, choice: Choice) -> None:
+        """Let a choice's text be made as its tokens come."""
+        entry = choice.entry
+        try:
+            detokenizer = detokenizer_of(self._tokenizer, entry.prompt)
+        except Exception as error:  # noqa: BLE001  # whatever the tokenizer raises
+            self._note_text_error(choice, error)
+            return
+        choice.output = OutputText(
+            detokenizer,
             stops=entry.params.stop,
             end_token_ids=frozenset() if entry.params.include_stop else entry.ends,
             includes_stop=entry.params.include_stop,
