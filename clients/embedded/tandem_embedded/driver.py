@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
 from tandem.errors import InternalError, OutOfMemory, SessionLost, TandemError
-from tandem.link.batch import Batch
 from tandem.link.commands import KvMode
 from tandem.link.results import StepResult
 from tandem_embedded.backend import Backend
@@ -105,8 +104,7 @@ class Driver:
             if self._apply_due() or not any(worker.is_due for worker in self._workers):
                 break
             self._changed.wait(self._patience_s())
-        with self._lock:
-            self._ledger.settle(self._core, self._accord.now())
+        self._settle()
 
     def suspend(self, mode: KvMode) -> None:
         """
@@ -194,16 +192,27 @@ class Driver:
         """Apply the results that are due and have arrived; return True if there were any."""
         has_applied = False
         for worker in self._workers:
-            try:
-                while (result := worker.try_take()) is not None:
-                    has_applied = True
-                    self._apply(worker, result)
-            except Exception as error:
+            while self._try_apply(worker, worker.try_take):
                 has_applied = True
-                self._recover(worker, error)
-                if not _is_expected(error):
-                    raise
+                self._settle()
         return has_applied
+
+    def _try_apply(self, worker: Worker, take: Callable[[], StepResult | None]) -> bool:
+        """
+        Apply a runner's next result, or let it start over if its step failed or the result is none
+        of its step; return False if there is no result.
+
+        What follows from a result is none of the runner's doing: see `_settle`.
+        """
+        try:
+            if (result := take()) is None:
+                return False
+            self._apply(worker, result)
+        except Exception as error:
+            self._recover(worker, error)
+            if not _is_expected(error):
+                raise
+        return True
 
     def _patience_s(self) -> float | None:
         """Return how long to wait for results before an idle runner may have more to do."""
@@ -216,7 +225,8 @@ class Driver:
         while self._is_waiting_for_releases(worker):
             self._release(worker)
         worker.suspend(mode)
-        self._acknowledge(worker)
+        worker.acknowledge()
+        self._apply_all(worker)
 
     def _undo_suspension(self, failed: Worker, error: Exception) -> None:
         """
@@ -241,16 +251,14 @@ class Driver:
         with self._lock:
             worker.port.resume()
             worker.port.take_command()
-        try:
-            self._acknowledge(worker)
-        except Exception as error:  # the runner is back, and starts over like after a failed step
-            self._recover(worker, error)
-            if not _is_expected(error):
-                raise
+        worker.acknowledge()
+        self._try_apply(worker, worker.take)
+        self._settle()
 
     def _apply_all(self, worker: Worker) -> None:
         while worker.is_under_way:
             self._apply(worker, worker.take())
+            self._settle()
 
     def _is_waiting_for_releases(self, worker: Worker) -> bool:
         """Take the suspend command; return True if slots must be released before it."""
@@ -265,21 +273,19 @@ class Driver:
         worker.send(batch, state_hash)
         self._apply_all(worker)
 
-    def _acknowledge(self, worker: Worker) -> None:
-        """Apply the empty result of a command that was taken from the core."""
-        worker.send(Batch(), worker.port.state_hash)
-        self._apply_all(worker)
-
     def _apply(self, worker: Worker, result: StepResult) -> None:
         with self._lock:
             self._ledger.note_margins(worker.port, result)
-            now = self._accord.now()
-            worker.port.apply(result, now)
-            self._ledger.settle(self._core, now)
+            worker.port.apply(result, self._accord.now())
             if len(result.token):
                 self._retries.reset()
             elif self._retries.has_failures:
                 self._retries.note_computed(self._computed())
+
+    def _settle(self) -> None:
+        """Record what has become of the requests; an error of that is a bug of ours."""
+        with self._lock:
+            self._ledger.settle(self._core, self._accord.now())
 
     def _recover(self, worker: Worker, error: Exception) -> None:
         """

@@ -271,7 +271,7 @@ class InferenceEngine(EngineQueries):
     def has_pending_work(self) -> bool:
         """Return True while a request is in the system or a result is not delivered."""
         with self._lock:
-            return bool(self._ledger.num_undelivered) or self._core.has_pending_work()
+            return self._ledger.has_requests or self._core.has_pending_work()
 
     def suspend(self) -> None:
         """
@@ -318,6 +318,7 @@ class InferenceEngine(EngineQueries):
         with self._lock, engine_errors():
             self._accord.meet(Meeting.ABORT, request_id)
             now, tenant = self._accord.now(), self._tenant(request_id)
+            self._ledger.settle(self._core, now)
             self._core.end_request(str(request_id), FinishReason.CANCELLED, now, tenant=tenant)
             self._ledger.settle(self._core, now)
         self._driver.wake()

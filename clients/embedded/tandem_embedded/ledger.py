@@ -101,6 +101,8 @@ class Ledger:
 
     A choice whose text the tokenizer fails to make ends with an error of its own: whatever else is
     going on when that comes out, in a step or a suspension, has no part in it.
+
+    A request that is over in the core is live here until `settle` tells of it.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
@@ -119,6 +121,11 @@ class Ledger:
     def num_undelivered(self) -> int:
         """Number of completed requests that `take` has not returned yet."""
         return len(self._completed)
+
+    @property
+    def has_requests(self) -> bool:
+        """True while a request is live, or completed and not returned by `take`."""
+        return bool(self.entries or self._completed)
 
     @property
     def handles(self) -> KeysView[int]:

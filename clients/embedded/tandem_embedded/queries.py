@@ -9,7 +9,7 @@ from scheduler_svc.core.request.tenant import NO_TENANT
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.errors import RequestNotFound
 from tandem_embedded.driver import Driver
-from tandem_embedded.errors import engine_error, engine_errors
+from tandem_embedded.errors import EngineError, engine_error, engine_errors
 from tandem_embedded.ledger import Entry, Ledger
 from tandem_embedded.results import STATE_OF_CORE, EngineMetrics, MemoryStats, Request
 from tandem_embedded.tokenizer import Tokenizer
@@ -56,12 +56,15 @@ class EngineQueries:
         with self._lock:
             entry = self._entry(request_id)
             states = [self._core.state_of(handle) for handle in entry.handles]
+            state = next((STATE_OF_CORE[state] for state in states if state is not None), None)
+            if state is None:  # over in the core
+                raise _not_live(request_id)
             return Request(
                 request_id=request_id,
                 input_tokens=list(entry.prompt),
                 output_tokens=list(entry.choices[0].tokens),
                 params=entry.params,
-                state=next(STATE_OF_CORE[state] for state in states if state is not None),
+                state=state,
                 created_at=entry.created_at,
             )
 
@@ -105,6 +108,10 @@ class EngineQueries:
     def _entry(self, request_id: int) -> Entry:
         entry = self._ledger.entries.get(request_id)
         if entry is None:
-            message = f"no live request has the id {request_id}: it may have ended already"
-            raise engine_error(RequestNotFound(message))
+            raise _not_live(request_id)
         return entry
+
+
+def _not_live(request_id: int) -> EngineError:
+    message = f"no live request has the id {request_id}: it may have ended already"
+    return engine_error(RequestNotFound(message))

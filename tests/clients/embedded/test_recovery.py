@@ -117,6 +117,24 @@ class TestRecovery:
         assert expected("abc", 1) == first.output_tokens
         assert expected("abcd", 8) == second.output_tokens
 
+    def test_bug_behind_a_result_is_not_the_runners(self, monkeypatch):
+        """
+        An error where results are recorded is raised, whatever its type, and no step is computed
+        again.
+        """
+        engine, runner = engine_and_runner()
+        engine.submit_request("abc", EIGHT)
+
+        def fail(_core: object, _now: float) -> None:
+            raise RuntimeError("a bug")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(engine._ledger, "settle", fail)
+            with pytest.raises(RuntimeError, match="a bug"):
+                engine.step()
+        assert expected("abc", 8) == engine.run()[0].output_tokens
+        assert 0 == runner.num_resets
+
     def test_request_submitted_after_the_last_failure_is_tried(self):
         """
         A request that comes after a step of others failed for the last time gets its tokens.

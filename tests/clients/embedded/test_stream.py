@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
 import pytest
@@ -11,6 +12,7 @@ from scheduler_svc.frontend.text.output import OutputChunk
 from tandem_embedded import SchedulerError, TextStream
 from tandem_embedded.ledger import Delivery
 from tandem_embedded.results import CompletedChoice, CompletedRequest
+from tests.clients.embedded.fake_backend import engine_and_runner
 
 
 def done() -> CompletedRequest:
@@ -77,3 +79,19 @@ class TestOtherThreads:
         stream = TextStream(0, Delivery(is_streamed=True), drive=pytest.fail, abort=abort)
         with pytest.raises(SchedulerError):
             stream.close()
+
+    def test_request_that_is_over_in_the_core_alone_is_not_gone(self):
+        """
+        Between the end of a request in the core and its record another thread finds that work is
+        pending and no live request, and may leave its stream.
+        """
+        engine, _ = engine_and_runner()
+        stream = engine.stream("abc")
+        request_id = engine.submit_request("abcd")
+        for over in (stream.request_id, request_id):
+            engine._core.end_request(str(over), FinishReason.CANCELLED, time.monotonic())
+        assert engine.has_pending_work()
+        with pytest.raises(SchedulerError, match="no live request"):
+            engine.get_request(request_id)
+        stream.close()
+        assert [request_id] == [request.request_id for request in engine.run()]

@@ -94,6 +94,10 @@ class Worker:
             step = self._launched(self._launching, batch, state_hash)
         self._under_way.append(step)
 
+    def acknowledge(self) -> None:
+        """Send an empty batch: its result is that of a command, which was taken from the core."""
+        self.send(Batch(), self.port.state_hash)
+
     @property
     def has_step(self) -> bool:
         """True while a step is planned, or has no applied result."""
