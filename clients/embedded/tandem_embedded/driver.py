@@ -108,11 +108,12 @@ class Driver:
 
     def suspend(self, mode: KvMode) -> None:
         """
-        Release KV memory as `mode` says; `turn` must not be called until `resume`.
+        Release KV memory as `mode` says; `turn` must not be called until `resume`. A runner that is
+        suspended stays so.
 
-        After an error requests that ran on the runner that failed are computed again. Nothing is
-        suspended then, unless memory that another runner gave back is taken by now: the suspension
-        goes on there, and `resume` ends it.
+        After an error requests that ran on the runner that failed are computed again. No other
+        runner is suspended then than before, unless memory that it gave back is taken by now: the
+        suspension goes on there, and `resume` ends it.
 
         Raises:
             OutOfMemory: The host has no room for the KV of the device, a step before the suspension
@@ -120,14 +121,15 @@ class Driver:
                 the cause.
             TandemError, RuntimeError or MemoryError: A step before the suspension failed otherwise.
         """
+        active = [worker for worker in self._workers if not worker.port.is_suspended]
         with self._lock:
-            for worker in self._workers:
+            for worker in active:
                 worker.port.suspend(mode, self._accord.now())
-        for worker in self._workers:
+        for worker in active:
             try:
                 self._suspend(worker, mode)
             except Exception as error:
-                self._undo_suspension(worker, error)
+                self._undo_suspension(active, worker, error)
                 raise
 
     def resume(self) -> None:
@@ -228,18 +230,18 @@ class Driver:
         worker.acknowledge()
         self._apply_all(worker)
 
-    def _undo_suspension(self, failed: Worker, error: Exception) -> None:
+    def _undo_suspension(self, workers: Sequence[Worker], failed: Worker, error: Exception) -> None:
         """
-        Resume all runners after one of them could not be suspended.
+        Resume these runners after one of them could not be suspended.
 
         Raises:
             OutOfMemory: The memory of another runner is taken.
         """
         with self._lock:
-            for worker in self._workers:
+            for worker in workers:
                 worker.port.resume()
         self._recover(failed, error)
-        for worker in self._workers:
+        for worker in workers:
             if worker is not failed and worker.port.is_command_due:
                 try:
                     self._resume(worker)

@@ -278,17 +278,18 @@ class InferenceEngine(EngineQueries):
         Stop computing until `resume`, and release KV memory as `kv_cache_management_mode` says.
 
         New requests are accepted meanwhile and wait. Running requests go on where they stopped, or
-        are computed again under "recompute", with the same tokens. A second call does nothing.
+        are computed again under "recompute", with the same tokens. A second call does nothing, but
+        for runners that a `resume` brought back before it failed.
 
         Raises:
-            EngineMemoryError: The host has no room for the KV memory. Nothing is suspended then;
-                of several runners, one whose memory is taken by now stays so until `resume`.
+            EngineMemoryError: The host has no room for the KV memory. Nothing is suspended then
+                that was not; of several runners, one whose memory is taken by now stays so until
+                `resume`.
         """
         with self._driving, engine_errors():
             self._check_open()
             self._accord.meet(Meeting.SUSPEND)
-            if not self._driver.is_suspended:
-                self._driver.suspend(self._kv_mode)
+            self._driver.suspend(self._kv_mode)
 
     def resume(self) -> None:
         """

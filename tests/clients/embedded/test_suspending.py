@@ -176,6 +176,35 @@ class TestSuspension:
         engine.resume()
         check_all(engine)
 
+    def test_a_second_suspension_takes_back_a_resumption_that_was_refused(self, monkeypatch):
+        """
+        Where one runner came back and another's memory was taken, a suspension suspends the first
+        again; one that fails leaves both as they were.
+        """
+        engine, runners = fleet(kv_cache_management_mode="offload")
+        submit_all(engine)
+        engine.step()
+        engine.suspend()
+
+        def refuse(*_given: object) -> None:
+            raise OutOfMemory("others have it")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(runners[1], "resume", refuse)
+            with pytest.raises(EngineMemoryError):
+                engine.resume()
+            assert [False, True] == [runner.executor.is_suspended for runner in runners]
+            patched.setattr(runners[0], "suspend", refuse)
+            with pytest.raises(EngineMemoryError):
+                engine.suspend()
+            assert [False, True] == [runner.executor.is_suspended for runner in runners]
+            assert engine.is_suspended
+        engine.suspend()
+        assert [True, True] == [runner.executor.is_suspended for runner in runners]
+        engine.resume()
+        assert [False, False] == [runner.executor.is_suspended for runner in runners]
+        check_all(engine)
+
     def test_a_suspension_that_fails_computes_on(self, monkeypatch):
         """
         A suspension fails, and says so, when the host has no room for the KV memory; the engine is
