@@ -186,7 +186,8 @@ class Driver:
         try:
             results = worker.due_results()
         except Exception as error:  # also of a bug, after which the ranks are not in step
-            raise self._accord.stop(error) from error
+            self._accord.stop(error)
+            raise
         drawn = [(result.slot.tolist(), result.token.tolist()) for result in results]
         self._accord.meet(Meeting.RESULTS, drawn)
 
@@ -299,10 +300,9 @@ class Driver:
         at a time; a runner that cannot be cleared has itself to blame.
 
         Raises:
-            TandemError: There are other ranks, which may not have failed.
+            Exception: There are other ranks, which may not have failed: see `Accord.stop`.
         """
-        if self._accord.is_shared:
-            raise self._accord.stop(error) from error
+        self._accord.stop(error)
         lasting = worker.start_over()
         with self._lock:
             now = self._accord.now()

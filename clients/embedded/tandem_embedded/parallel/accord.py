@@ -14,7 +14,7 @@ import enum
 import hashlib
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from tandem.errors import ExecutorLost, InternalError, TandemError
 
@@ -45,15 +45,20 @@ class Accord:
 
     Attributes:
         is_shared: True where there are other ranks.
-        has_stopped: True after an error that ended the agreement: other ranks may have begun other
-            steps than this one, or none.
     """
 
     is_shared = False
-    has_stopped = False
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+
+    @property
+    def has_stopped(self) -> bool:
+        """
+        True after an error that ended the agreement: other ranks may have begun other steps than
+        this one, or none.
+        """
+        return False
 
     def now(self) -> float:
         """Return the time, in monotonic seconds."""
@@ -74,12 +79,15 @@ class Accord:
         """
         return seed
 
-    def stop(self, error: Exception) -> Exception:
+    def stop(self, error: Exception) -> None:
         """
-        End the agreement after an error that other ranks may not have; returns the error that the
-        caller is to be told. Without other ranks nothing ends.
+        End the agreement after an error that other ranks may not have. Without other ranks nothing
+        ends, and the caller goes on.
+
+        Raises:
+            ExecutorLost: There are other ranks, and the computation failed.
+            Exception: There are other ranks; the error itself, if it says what it is or is a bug.
         """
-        return error
 
     def close(self) -> None:
         """Let go of the other ranks: nothing is agreed on any more."""
@@ -104,8 +112,13 @@ class RanksAccord(Accord):
         known = (groups.tensor, groups.pipeline, groups.tokens, groups.world)
         self._groups = tuple(dict.fromkeys(one for one in known if one is not None))
         self._now = 0.0
-        self._why_stopped = ""
+        self._why_stopped: str | None = None
         self.meet(Meeting.START)
+
+    @property
+    def has_stopped(self) -> bool:
+        """See `Accord.has_stopped`."""
+        return self._why_stopped is not None
 
     def now(self) -> float:
         """Return rank 0's time at the last meeting."""
@@ -121,21 +134,21 @@ class RanksAccord(Accord):
         try:
             told = self._gathered(own)
         except RuntimeError as error:
-            raise self.stop(error) from error
+            self.stop(error)
         for rank, one in enumerate(told):
             if one[:2] != told[0][:2]:
                 text = _difference(rank, Meeting(one[0]), Meeting(told[0][0]))
-                raise self.stop(InternalError(text))
+                self.stop(InternalError(text))
         self._now = max(self._now, struct.unpack("<d", struct.pack("<q", told[0][2]))[0])
         return told[0][3] % 2**64
 
-    def stop(self, error: Exception) -> Exception:
+    def stop(self, error: Exception) -> NoReturn:
         """See `Accord.stop`: ranks never meet again, as they stopped at different places."""
         text = error.message if isinstance(error, TandemError) else str(error) or repr(error)
-        self.has_stopped, self._why_stopped = True, text.partition("\n")[0]
-        if isinstance(error, TandemError):
-            return error
-        return ExecutorLost(f"{self._rank_text()} cannot go on: {self._why_stopped}")
+        why = self._why_stopped = text.partition("\n")[0]
+        if isinstance(error, RuntimeError | MemoryError):
+            raise ExecutorLost(f"{self._rank_text()} cannot go on: {why}") from error
+        raise error
 
     def close(self) -> None:
         """See `Accord.close`; nothing of the engine refers to the groups then."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -165,21 +167,35 @@ def out_of_step(groups: ProcessGroups, directory: Path, number: int) -> str:
     return ""
 
 
-def failing(groups: ProcessGroups, directory: Path) -> list[str]:
-    """Return the errors of an engine whose steps fail on all ranks, where it is used again."""
+def failing(
+    groups: ProcessGroups, directory: Path, error: Exception
+) -> list[tuple[list[str], str]]:
+    """
+    Return the errors of an engine whose steps fail on all ranks, where it is used again: each with
+    its type, and the types of its first causes.
+    """
     engine, found = build(directory, pg_collection=groups), []
 
     def fail(_batch, _step_id):
-        raise RuntimeError("device is gone")
+        raise error
 
     runner = engine._backends[0].runner
     runner.execute = runner.launch = fail
+    engine.submit_request(PROMPTS[0], SEEDED)
     for _ in range(2):
         try:
-            engine.complete(PROMPTS[0], SEEDED)
-        except EngineError as error:
-            found.append(str(error))
+            engine.step()
+        except (EngineError, TypeError) as caught:
+            causes = [caught, *islice(causes_of(caught), 4)]
+            found.append(([type(one).__name__ for one in causes], str(caught)))
     return found
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield the cause of an error, the cause of that, and so on."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+        yield error
 
 
 def served_by_world(_groups: ProcessGroups, directory: Path, **sizes: int) -> list[Answer]:

@@ -41,6 +41,12 @@ class LaunchingRunner(FakeRunner):
         return collect
 
 
+class StoppedAccord(Accord):
+    """An accord of ranks that stopped at different places."""
+
+    has_stopped = True
+
+
 def staged(
     runner: type[FakeRunner] = LaunchingRunner, num_stages: int = 2, **settings
 ) -> tuple[InferenceEngine, FakeRunner]:
@@ -117,9 +123,7 @@ def test_closing_waits_for_nothing_after_the_accord_of_ranks_stopped(monkeypatch
     submit_all(engine)
     engine.step()
     num_under_way = runner.num_under_way
-    accord = Accord(time.monotonic)
-    accord.has_stopped = True
-    monkeypatch.setattr(engine._driver, "_accord", accord)
+    monkeypatch.setattr(engine._driver, "_accord", StoppedAccord(time.monotonic))
     engine.close()
     assert 1 <= num_under_way == runner.num_under_way
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem.errors import OutOfMemory
 from tests.clients.embedded.parallel import on_ranks
 from tests.executor_svc.parallel.rank_pool import RankPool
 from tests.model_zoo import llama_mha
@@ -118,10 +119,25 @@ class TestDifferences:
         wanted = f"rank 1 made {made[1]} and rank 0 {made[0]}"
         assert all(wanted in text for text in ranks.run(2, on_ranks.out_of_step, model_dir, number))
 
-    def test_failed_step_ends_the_engine(self, ranks: RankPool, model_dir):
+    @pytest.mark.parametrize(
+        ("error", "kinds", "text"),
+        [
+            (
+                RuntimeError("device is gone"),
+                ["ExecutionError", "ExecutorLost", "RuntimeError"],
+                "rank {} of the model cannot go on: device is gone",
+            ),
+            (OutOfMemory("no memory"), ["EngineMemoryError", "OutOfMemory"], "no memory"),
+            (TypeError("a bug"), ["TypeError"], "a bug"),
+        ],
+    )
+    def test_failed_step_ends_the_engine(self, ranks: RankPool, model_dir, error, kinds, text):
         """
-        No step is computed again, as ranks could stop at different places.
+        No step is computed again, as ranks could stop at different places; a bug stays what it is,
+        and no error is its own cause.
         """
-        for rank, texts in enumerate(ranks.run(2, on_ranks.failing, model_dir)):
-            assert f"rank {rank} of the model cannot go on: device is gone" in texts[0]
-            assert f"rank {rank} of the model has stopped (device is gone)" in texts[1]
+        for rank, told in enumerate(ranks.run(2, on_ranks.failing, model_dir, error)):
+            (found, first), (_, second) = told
+            assert kinds == found
+            assert text.format(rank) in first
+            assert f"rank {rank} of the model has stopped ({error})" in second

@@ -147,7 +147,8 @@ class TestDifferences:
         """
         A step that cannot be begun ends the engine at once, though its result is not due.
         """
-        found = ranks.run_stages((1, 2), on_ranks.failing, model_dir)
-        for rank, texts in enumerate(found):
-            assert f"rank {rank} of the model cannot go on: device is gone" in texts[0]
-            assert f"rank {rank} of the model has stopped (device is gone)" in texts[1]
+        error = RuntimeError("device is gone")
+        for rank, told in enumerate(ranks.run_stages((1, 2), on_ranks.failing, model_dir, error)):
+            (_, first), (_, second) = told
+            assert f"rank {rank} of the model cannot go on: device is gone" in first
+            assert f"rank {rank} of the model has stopped (device is gone)" in second
