@@ -156,7 +156,7 @@ class Driver:
         A runner without retries left is as if away while another has a step: the core offers what
         waits to the others. Where no runner may get on, requests fail first (see `Retries`).
         """
-        self._retries.note_ends(self._ledger.num_ended)
+        self._retries.note_live(self._ledger.handles)
         able = [one for one in self._workers if self._retries.are_left(one.port.number)]
         spent = [one for one in self._workers if one not in able]
         for worker in able:
@@ -165,6 +165,7 @@ class Driver:
             return
         if (verdict := self._retries.verdict) is not None:
             self._core.fail_handles(verdict.handles, verdict.error, now)
+            self._ledger.settle(self._core, now)
             self._retries.reset()
         for worker in spent:
             worker.plan(now)

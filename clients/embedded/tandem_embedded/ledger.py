@@ -112,8 +112,6 @@ class Ledger:
         """Choices that their text ends, with a stop string or an error, in the core too."""
         self._live: dict[int, Choice] = {}
         """Choices that are not over, by handle."""
-        self.num_ended = 0
-        """Number of choices that are over, since the start."""
         self.entries: dict[int, Entry] = {}
         """Live requests by id."""
 
@@ -238,7 +236,6 @@ class Ledger:
 
     def _complete(self, handle: int, ended: Ended | None, error: EngineError | None) -> None:
         choice = self._live.pop(handle)
-        self.num_ended += 1
         entry, reason = choice.entry, None if ended is None else ended.reason
         text, stop_string = self._end_text(choice, reason)
         if choice.text_error is not None:

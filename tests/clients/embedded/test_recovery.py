@@ -146,6 +146,17 @@ class TestRecovery:
         assert "device is gone" in first.error.message
         assert expected("abcd", 8) == second.output_tokens
 
+    def test_request_submitted_after_the_last_failure_is_tried_as_often(self):
+        """
+        A request whose steps fail too ends after as many as the one before: the end of that one was
+        no progress.
+        """
+        engine, _ = engine_after_the_last_failure()
+        engine._backends[0].runner.fail_next = [RuntimeError("device is gone")] * 3
+        engine.submit_request("abcd", EIGHT)
+        assert all("device is gone" in str(request.error) for request in engine.run())
+        assert expected("abcd", 8) == engine.complete("abcd", EIGHT).output_tokens
+
     def test_request_submitted_after_an_abort_is_tried(self):
         """
         A request aborted after its step failed for the last time takes no other one with it.

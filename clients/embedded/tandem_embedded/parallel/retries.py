@@ -36,10 +36,11 @@ class Retries:
     may want to try requests on it, until more steps have failed than are retries for each runner;
     then all requests fail.
 
-    **Progress** is a new token, the end of a request, or a step after which more of a request is
-    computed than ever since the last of these two. So there is a limited amount of it: a request
-    ends once and has a limited number of tokens, which are computed one after the other. A prompt
-    of many chunks gets on from one failure to the next, but not by the chunks that it repeats.
+    **Progress** is a new token, the end of a request that was live at the latest failure, or a step
+    after which more of a request is computed than ever since the last of these two. So there is a
+    limited amount of it: a request ends once and has a limited number of tokens, which are computed
+    one after the other. A prompt of many chunks gets on from one failure to the next, but not by
+    the chunks that it repeats. Ends by a verdict are none: failures count anew from then on.
 
     **Steps do not fail forever.** While there is no progress, a runner fails at most
     `MAX_STEP_RETRIES` + 1 times until it has no retries left, and runners without any have a
@@ -61,8 +62,7 @@ class Retries:
         self._latest: Exception | None = None
         self._handles: AbstractSet[int] = frozenset()
         self._furthest: dict[int, int] = {}
-        """Most tokens computed of each request since the last token or end, as far as known."""
-        self._num_ended = 0
+        """Most tokens computed of each request since the last `reset`, as far as known."""
 
     @property
     def has_failures(self) -> bool:
@@ -81,6 +81,7 @@ class Retries:
             computed: Number of tokens that were computed of each live request, by handle.
             is_blamed: True where the core blames the failure on the requests of the step.
         """
+        self.note_live(computed.keys())
         self._failures[runner] += 1
         self._num_unexplained += not is_blamed
         self._latest, self._handles = error, computed.keys()
@@ -91,14 +92,13 @@ class Retries:
         if self._gets_further(computed):
             self._forget_failures()
 
-    def note_ends(self, num_ended: int) -> None:
-        """Note how many requests have ended since the start."""
-        if num_ended > self._num_ended:
-            self._num_ended = num_ended
+    def note_live(self, handles: AbstractSet[int]) -> None:
+        """Note which requests are live: others that were at the latest failure have ended."""
+        if not self._handles <= handles:
             self.reset()
 
     def reset(self) -> None:
-        """Start anew, after a new token or the end of requests."""
+        """Start anew, after a new token, the end of a request or a verdict."""
         self._forget_failures()
         self._furthest.clear()
 
