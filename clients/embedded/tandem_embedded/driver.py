@@ -293,33 +293,48 @@ class Driver:
 
     def _recover(self, worker: Worker, error: Exception) -> None:
         """
-        Start over with an empty runner.
-
-        A step that ran out of memory does not count as a failure: the core makes the next steps
-        smaller, and ends a request that lacks memory even when it runs alone. Where there are other
-        runners, a step that failed otherwise is blamed on its requests, and the core tries them one
-        at a time; a runner that cannot be cleared has itself to blame.
+        Start over with an empty runner; one that cannot be cleared has itself to blame.
 
         Raises:
             Exception: There are other ranks, which may not have failed: see `Accord.stop`.
         """
         self._accord.stop(error)
-        lasting = worker.start_over()
+        number = worker.port.number
+        try:
+            worker.start_over()
+        except Exception as lasting:  # noqa: BLE001  # counts like the error of a step
+            _log.warning(
+                "runner_not_cleared", runner=number, error=repr(lasting), after=repr(error)
+            )
+            self._note_failure(worker, lasting, is_blamed=False)
+            return
+        if isinstance(error, OutOfMemory | MemoryError):
+            self._note_out_of_memory(worker)
+            return
+        _log.warning("step_failed", runner=number, error=repr(error))
+        has_others = len(self._workers) > 1
+        self._note_failure(
+            worker, error, is_blamed=has_others and not isinstance(error, SessionLost)
+        )
+
+    def _note_out_of_memory(self, worker: Worker) -> None:
+        """
+        Let the core make the next steps smaller, and end a request that lacks memory even when it
+        runs alone; that is no failure of the runner.
+        """
         with self._lock:
-            now = self._accord.now()
             # Results before that of the step that failed were applied: it is the oldest in flight.
-            if isinstance(error, OutOfMemory | MemoryError) and lasting is None:
-                worker.port.executor_lost(now, 0, out_of_memory=True)
-                return
-            number, computed = worker.port.number, self._computed()
-            _log.warning("step_failed", runner=number, error=repr(error))
-            if lasting is not None:
-                _log.warning("runner_not_cleared", runner=number, error=repr(lasting))
-                error = lasting
-            has_others = len(self._workers) > 1
-            is_blamed = has_others and lasting is None and not isinstance(error, SessionLost)
-            worker.port.executor_lost(now, 0 if is_blamed else None)
-            self._retries.note_failure(number, error, computed, is_blamed=is_blamed)
+            worker.port.executor_lost(self._accord.now(), 0, out_of_memory=True)
+
+    def _note_failure(self, worker: Worker, error: Exception, *, is_blamed: bool) -> None:
+        """
+        Count a failure. Where there are other runners, the core blames it on the requests of the
+        step, the oldest in flight, and tries them one at a time.
+        """
+        with self._lock:
+            computed = self._computed()
+            worker.port.executor_lost(self._accord.now(), 0 if is_blamed else None)
+            self._retries.note_failure(worker.port.number, error, computed, is_blamed=is_blamed)
 
     def _computed(self) -> dict[int, int]:
         """Return how many tokens of each live request are computed; the core's lock is held."""

@@ -138,20 +138,20 @@ class Worker:
         """End a suspension of the runner; see `Runner.resume`."""
         self._call(self._runner.resume)
 
-    def start_over(self) -> Exception | None:
+    def start_over(self) -> None:
         """
-        Drop all steps and clear the runner; returns the error of one that cannot be cleared. Its
-        next step fails, as it has other slots than the core.
+        Drop all steps and clear the runner.
+
+        Raises:
+            Exception: The runner cannot be cleared. Its next step fails, as it has other slots than
+                the core.
         """
         self._planned = None
         self._drop_all()
         try:
             self._call(self._runner.reset)
-        except Exception as error:  # noqa: BLE001  # returned
-            return error
         finally:
             self._has_failed = False
-        return None
 
     def close(self, *, may_wait: bool) -> None:
         """
