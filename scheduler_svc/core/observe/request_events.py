@@ -182,14 +182,21 @@ class EventRecorder:
         keeps_pauses: True when PAUSE events are kept (`track_paused_events`).
     """
 
-    __slots__ = ("_ended", "_illegal", "_keeps_tokens", "_live", "_num_ended", "keeps_pauses")
+    __slots__ = (
+        "_ended",
+        "_illegal",
+        "_keeps_tokens",
+        "_live",
+        "_num_ended_events",
+        "keeps_pauses",
+    )
 
     def __init__(self, options: CoreOptions) -> None:
         self.keeps_pauses = options.track_paused_events
         self._keeps_tokens = options.track_token_events
         self._live: dict[int, _Log] = {}
         self._ended: OrderedDict[int, _Log] = OrderedDict()
-        self._num_ended = 0
+        self._num_ended_events = 0
         self._illegal = ""
 
     @classmethod
@@ -279,7 +286,7 @@ class EventRecorder:
             if self._keeps_tokens and log.num_tokens != num_outputs:
                 message = f"{name} has {num_outputs} tokens and {log.num_tokens} events of tokens"
                 raise InternalError(message)
-        if self._num_ended != sum(len(log) for log in self._ended.values()):
+        if self._num_ended_events != sum(len(log) for log in self._ended.values()):
             raise InternalError("the count of events of ended requests is wrong")
 
     def _add(self, request: Request, event: RequestEvent) -> None:
@@ -299,7 +306,7 @@ class EventRecorder:
     def _keep_ended(self, number: int) -> None:
         log = self._live.pop(number)
         self._ended[number] = log
-        self._num_ended += len(log)
-        while self._num_ended > MAX_ENDED_EVENTS and len(self._ended) > 1:
+        self._num_ended_events += len(log)
+        while self._num_ended_events > MAX_ENDED_EVENTS and len(self._ended) > 1:
             _, oldest = self._ended.popitem(last=False)
-            self._num_ended -= len(oldest)
+            self._num_ended_events -= len(oldest)
