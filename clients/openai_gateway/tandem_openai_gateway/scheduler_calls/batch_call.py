@@ -15,10 +15,10 @@ from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem_openai_gateway.scheduler_calls.item_call import ItemCall
 from tandem_openai_gateway.upstream import ItemFailure, failure_of, has_too_many
 
-MAX_ADDED_BYTES = 256 << 10
+MAX_ADDED_BYTES = 32 << 10
 """
-Size from which no further item is added to a message. A larger request has a call of its own, so
-that one that the scheduler's gRPC refuses for its size ends no other stream.
+Largest message of items, half of the least `max_request_bytes` that a scheduler may set. A larger
+request has a call of its own, so that one that is refused for its size ends no other stream.
 """
 STATUS_LOST = "Internal error from Core"
 """
@@ -111,10 +111,11 @@ class BatchCall:
 
     def _next_request(self) -> inference.GenerateBatchRequest:
         request, num_bytes = inference.GenerateBatchRequest(), 0
-        while self._added and num_bytes < MAX_ADDED_BYTES:
-            item = self._added.popleft()
-            num_bytes += item.ByteSize()
-            request.add.append(item)
+        while self._added:
+            num_bytes += self._added[0].ByteSize()
+            if request.add and num_bytes > MAX_ADDED_BYTES:
+                break
+            request.add.append(self._added.popleft())
         if not self._added:  # else an item could be cancelled before it is added
             request.cancel.extend(self._cancelled)
             self._cancelled.clear()

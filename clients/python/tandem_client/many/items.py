@@ -22,10 +22,13 @@ from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.status import from_rpc_error
 from tandem_client.streams.retry import is_transient
 
-MAX_SHARED_BYTES = 1 << 20
-"""Largest request that is sent as an item: one that is too large ends the stream of all others."""
-MAX_ADDED_BYTES = 256 << 10
-"""Size from which no further waiting item is added to a message."""
+MAX_SHARED_BYTES = 32 << 10
+"""
+Largest message to a shared stream, half of the least `max_request_bytes` that a server may set: one
+that is too large ends the stream of all its items. A larger request has a call of its own.
+"""
+END = pb.GenerateBatchRequest()
+"""Stands for the end of a stream's messages."""
 _LIMIT = "max_items_in_flight"
 _DETAILS = "grpc-status-details-bin"
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
@@ -99,9 +102,7 @@ def is_leaving(failure: ItemFailure) -> bool:
     return is_transient(error) and not isinstance(error, ResourceExhausted)
 
 
-def at_once(
-    get_nowait: Callable[[], pb.GenerateBatchRequest | None],
-) -> Iterator[pb.GenerateBatchRequest | None]:
+def at_once(get_nowait: Callable[[], pb.GenerateBatchRequest]) -> Iterator[pb.GenerateBatchRequest]:
     """Yield what a queue has, until it is empty."""
     with contextlib.suppress(queue.Empty, asyncio.QueueEmpty):
         while True:
@@ -109,29 +110,26 @@ def at_once(
 
 
 def gather(
-    request: pb.GenerateBatchRequest, waiting: Iterable[pb.GenerateBatchRequest | None]
-) -> bool:
+    request: pb.GenerateBatchRequest, waiting: Iterable[pb.GenerateBatchRequest]
+) -> pb.GenerateBatchRequest | None:
     """
     Add waiting messages to one that is about to be sent, since a message costs more than its items.
 
     Args:
         request: The message.
-        waiting: Messages that are taken as long as they may be added; None = nothing comes after.
+        waiting: Messages, which are taken as long as they may be added.
 
     Returns:
-        False once None has come.
+        What was taken and not added: END, or a message that would make this one too large. None if
+        nothing else waits.
     """
     num_bytes = request.ByteSize()
-    if num_bytes >= MAX_ADDED_BYTES:
-        return True
     for more in waiting:
-        if more is None:
-            return False
-        request.MergeFrom(more)
         num_bytes += more.ByteSize()
-        if num_bytes >= MAX_ADDED_BYTES:
-            break
-    return True
+        if more is END or num_bytes > MAX_SHARED_BYTES:
+            return more
+        request.MergeFrom(more)
+    return None
 
 
 def fits(request: Any) -> bool:

@@ -57,7 +57,7 @@ class _Stream:
     def __init__(self, open_stream: OpenStream) -> None:
         self._items: dict[int, _ItemCall] = {}
         self._num_added = 0
-        self._requests: asyncio.Queue[pb.GenerateBatchRequest | None] = asyncio.Queue()
+        self._requests: asyncio.Queue[pb.GenerateBatchRequest] = asyncio.Queue()
         self.takes_items = True
         self._call = open_stream(self._sent())
         self._reading = asyncio.create_task(self._read())
@@ -88,14 +88,14 @@ class _Stream:
     def _end_if_idle(self) -> None:
         # Not before: what is half-closed cannot cancel an item.
         if not self.takes_items and not self._items:
-            self._requests.put_nowait(None)
+            self._requests.put_nowait(items.END)
 
     async def _sent(self) -> AsyncIterator[pb.GenerateBatchRequest]:
-        while (request := await self._requests.get()) is not None:
-            has_more = items.gather(request, items.at_once(self._requests.get_nowait))
+        request = await self._requests.get()
+        while request is not items.END:
+            left = items.gather(request, items.at_once(self._requests.get_nowait))
             yield request
-            if not has_more:
-                return
+            request = await self._requests.get() if left is None else left
 
     async def _read(self) -> None:
         failure: grpc.RpcError | None = None

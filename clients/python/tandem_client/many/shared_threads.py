@@ -62,7 +62,7 @@ class _Stream:
         self._lock = threading.Lock()
         self._items: dict[int, _ItemCall] = {}
         self._num_added = 0
-        self._requests: queue.SimpleQueue[pb.GenerateBatchRequest | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[pb.GenerateBatchRequest] = queue.SimpleQueue()
         self.takes_items = True
         self._call = open_stream(self._sent())
         threading.Thread(target=self._read, name="generate_batch", daemon=True).start()
@@ -98,14 +98,14 @@ class _Stream:
     def _end_if_idle(self) -> None:
         # Not before: what is half-closed cannot cancel an item.
         if not self.takes_items and not self._items:
-            self._requests.put(None)
+            self._requests.put(items.END)
 
     def _sent(self) -> Iterator[pb.GenerateBatchRequest]:
-        while (request := self._requests.get()) is not None:
-            has_more = items.gather(request, items.at_once(self._requests.get_nowait))
+        request = self._requests.get()
+        while request is not items.END:
+            left = items.gather(request, items.at_once(self._requests.get_nowait))
             yield request
-            if not has_more:
-                return
+            request = self._requests.get() if left is None else left
 
     def _read(self) -> None:
         failure: grpc.RpcError | None = None

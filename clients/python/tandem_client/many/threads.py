@@ -13,6 +13,7 @@ from tandem.errors import TandemError
 from tandem.status import CallCancelled
 from tandem_client.many import Item, Outcome, refused
 from tandem_client.many.shared_threads import SharedStream
+from tandem_client.streams.interrupts import do_safely
 from tandem_client.streams.stream import GenerationStream
 
 Start = Callable[[Item], GenerationStream]
@@ -86,5 +87,5 @@ def in_threads(
     finally:
         running.close()
         if shared is not None:
-            shared.close()
+            do_safely(shared.close)  # after the cancels of items that a main thread leaves to it
         pool.shutdown(cancel_futures=True)

@@ -60,6 +60,7 @@ class LoopCalls(BaseCalls):
                 raise
             finally:
                 call.cancel()
+                self._call = None
             self._check_done()
             return
 

@@ -1,5 +1,5 @@
 """
-Reading of a stream so that Ctrl-C, whenever it comes, ends the stream and nothing else.
+Reading of a stream so that Ctrl-C hurts nothing but the stream that is read.
 
 Python raises KeyboardInterrupt in the main thread, wherever that is. gRPC's calls are Python code
 which takes locks that the threads of its channel need as well: an interrupt between the taking of
@@ -18,6 +18,7 @@ import _thread
 import atexit
 import contextlib
 import contextvars
+import logging
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -29,15 +30,14 @@ NUM_AHEAD = 8
 EXIT_S = 5.0
 """Longest wait, in seconds, for each thread when the program ends."""
 
+_log = logging.getLogger(__name__)
 _Ended = SimpleQueue[None]
 """Has an item once a thread has ended."""
 
 _reading: dict[_Ended, Callable[[], None]] = {}
 """How to end each thread that reads for the main thread."""
-_actions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-"""Actions that another thread takes for the main one; None ends it."""
-_doing: list[_Ended] = []
-"""Threads that do the actions; one, at most."""
+_doing: list[_Doer] = []
+"""The thread that acts for the main thread, once there is one."""
 
 
 class Source(Protocol):
@@ -66,15 +66,51 @@ def read_safely(source: Source) -> Iterator[Any]:
 
 
 def do_safely(action: Callable[[], None]) -> None:
-    """Do a short action of gRPC's that raises nothing; of the main thread's, soon afterwards."""
+    """
+    Do a short action of gRPC's. One of the main thread is done by another thread, after those that
+    were left to it before; one that raises is logged there.
+    """
     if threading.current_thread() is not threading.main_thread():
         action()
         return
+    try:
+        doer = _doer()
+    except RuntimeError:  # no thread can be started, as when the program ends
+        action()
+    else:
+        doer.do(action)
+
+
+class _Doer:
+    """A thread that does what the main thread leaves to it, one after the other."""
+
+    def __init__(self) -> None:
+        self.ended = _Ended()
+        self._actions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        _thread.start_new_thread(self._run, ())
+
+    def do(self, action: Callable[[], None]) -> None:
+        """Do an action soon."""
+        self._actions.put(action)
+
+    def end(self) -> None:
+        """End once all actions are done."""
+        self._actions.put(None)
+
+    def _run(self) -> None:
+        while (action := self._actions.get()) is not None:
+            try:
+                action()
+            except Exception:  # noqa: BLE001  # an interceptor's, for example
+                _log.exception("an action for the main thread failed")
+            del action  # it holds a call
+        self.ended.put(None)
+
+
+def _doer() -> _Doer:
     if not _doing:
-        ended = _Ended()
-        _thread.start_new_thread(_do_actions, (ended,))
-        _doing.append(ended)
-    _actions.put(action)
+        _doing.append(_Doer())
+    return _doing[0]
 
 
 def _read_by_another(source: Source) -> Iterator[Any]:
@@ -83,6 +119,7 @@ def _read_by_another(source: Source) -> Iterator[Any]:
     for _ in range(NUM_AHEAD):
         wanted.put(True)
     run = contextvars.copy_context().run  # metadata may be a function that looks at a trace
+    _doer()  # when the program ends, it is too late to start one
     try:
         _thread.start_new_thread(run, (_read, source, wanted, read))
         while True:
@@ -123,22 +160,17 @@ def _read(
         ended.put(None)
 
 
-def _do_actions(ended: _Ended) -> None:
-    while (action := _actions.get()) is not None:
-        action()
-    ended.put(None)
-
-
 def _end() -> None:
     """
     End all threads before Python freezes them: one that then has a lock of gRPC's keeps it, and
     the objects that are freed last wait for it.
     """
-    threads = dict(_reading)
-    for stop in threads.values():
+    reading = dict(_reading)
+    for stop in reading.values():
         stop()
-    _actions.put(None)
-    for ended in (*threads, *_doing):
+    for doer in _doing:
+        doer.end()
+    for ended in (*reading, *(doer.ended for doer in _doing)):
         with contextlib.suppress(Empty):
             ended.get(timeout=EXIT_S)
 

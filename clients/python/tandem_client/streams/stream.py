@@ -189,9 +189,8 @@ class ThreadCalls(BaseCalls):
                     yield event
         finally:
             call.cancel()
-            self._call = (
-                None  # gRPC's object is freed here, not in the thread that frees the stream
-            )
+            # gRPC's object is freed here, not in the thread that frees the stream.
+            self._call = None
 
 
 class BaseStream:

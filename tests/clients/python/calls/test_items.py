@@ -8,7 +8,7 @@ import queue
 import pytest
 
 from tandem.inference.v1 import inference_service_pb2 as pb
-from tandem_client.many.items import MAX_ADDED_BYTES, at_once, gather
+from tandem_client.many.items import END, MAX_SHARED_BYTES, at_once, gather
 
 
 def added(number, size=8):
@@ -27,31 +27,31 @@ class TestGather:
         Items and cancels that wait are added to the message that is about to be sent.
         """
         request = added(1)
+        waiting = [added(2), pb.GenerateBatchRequest(cancel=[1]), added(3)]
 
-        assert gather(request, [added(2), pb.GenerateBatchRequest(cancel=[1]), added(3)])
+        assert gather(request, waiting) is None
         assert [1, 2, 3] == numbers(request)
         assert [1] == list(request.cancel)
 
-    @pytest.mark.parametrize("sizes", [(MAX_ADDED_BYTES, 8), (8, MAX_ADDED_BYTES)])
-    def test_large_message_takes_nothing_more(self, sizes):
+    @pytest.mark.parametrize("sizes", [(MAX_SHARED_BYTES, 8), (8, MAX_SHARED_BYTES)])
+    def test_no_message_grows_beyond_the_limit(self, sizes):
         """
-        What waits behind a message that has reached MAX_ADDED_BYTES is left for the next one.
+        A message that would make it larger than MAX_SHARED_BYTES is given back, the rest not taken.
         """
-        first, *others = (added(number, size) for number, size in enumerate((*sizes, 8)))
-        waiting = iter(others)
-        gather(first, waiting)
-        left = [one.add[0].item for one in waiting]
+        first, second, third = (added(number, size) for number, size in enumerate((*sizes, 8)))
+        waiting = iter([second, third])
 
-        assert [0, 1, 2] == numbers(first) + left
-        assert left
+        assert second is gather(first, waiting)
+        assert [0] == numbers(first)
+        assert [third] == list(waiting)
 
-    def test_end_is_told(self):
+    def test_end_is_given_back(self):
         """
-        None, behind which nothing comes, ends the gathering and is told.
+        END, behind which nothing comes, ends the gathering.
         """
         request = added(1)
 
-        assert not gather(request, [added(2), None])
+        assert END is gather(request, [added(2), END])
         assert [1, 2] == numbers(request)
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 
+from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem_client import (
     NO_RETRY,
     AsyncClient,
@@ -17,6 +20,8 @@ from tandem_client import (
     NeverFits,
     QueueFull,
 )
+from tandem_client.many.threads import in_threads
+from tandem_client.streams.stream import GenerationStream
 from tests.clients.python.fake_server import ANSWER, PATIENCE_S, Act
 
 PROMPTS = [f"prompt {number}" for number in range(20)]
@@ -182,3 +187,40 @@ class TestPolicy:
         with Client(server.address) as client:
             assert [ANSWER] == [one.text for one in client.generate_many(["a"])]
         assert 2 == len(server.seen.generate)
+
+
+class TestEndInTheMainThread:
+    def test_items_are_cancelled_before_the_stream_that_they_share_ends(self):
+        """
+        A main thread that wants no more outcomes leaves the cancels of what runs, and then the end
+        of the shared stream, to another thread.
+        """
+        acts, begun, is_over = SimpleQueue(), threading.Event(), threading.Event()
+
+        class Call:
+            def __iter__(self):
+                begun.set()
+                is_over.wait(PATIENCE_S)
+                return iter(())
+
+            def cancel(self):
+                acts.put(("item", threading.current_thread()))
+                is_over.set()
+
+        def start(item):
+            if item == "refused":
+                raise NeverFits("too big")
+            return GenerationStream(lambda *_: Call(), pb.GenerateRequest(), NO_RETRY, None)
+
+        shared = SimpleNamespace(close=lambda: acts.put(("stream", threading.current_thread())))
+        outcomes = in_threads(start, ["refused", "runs"], 2, shared)
+        next(outcomes)
+        assert begun.wait(PATIENCE_S)
+        outcomes.close()
+
+        first, by = acts.get(timeout=PATIENCE_S)
+        seen = [by]
+        while (act := acts.get(timeout=PATIENCE_S))[0] != "stream":
+            seen.append(act[1])
+        assert "item" == first
+        assert threading.main_thread() not in {*seen, act[1]}

@@ -18,9 +18,29 @@ from tandem_client.streams.interrupts import NUM_AHEAD, do_safely, read_safely
 from tests.clients.python.fake_server import ANSWER, PATIENCE_S, Act
 from tests.waiting import wait_until
 
+PROGRAMS = "tests.clients.python.failures"
 NUM_INTERRUPTS = 40
 NUM_PROGRAMS = 4
 """Ends of a program, each a chance that Python's end meets a thread in the wrong moment."""
+
+
+CLOSE_AT_EXIT = """
+import atexit, sys
+from tandem_client import Client
+stream = Client(sys.argv[1]).generate("one")
+atexit.register(lambda: (stream.close(), print("closed")))
+"""
+FORK = """
+import os, queue, sys
+from tandem_client.streams.interrupts import do_safely
+do_safely(lambda: None)
+child = os.fork()
+done = queue.SimpleQueue()
+do_safely(lambda: done.put(None))
+done.get(timeout=60)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else 0)
+"""
+"""Does an action in a process that has done one before, and in its child."""
 
 
 class Numbers:
@@ -64,14 +84,20 @@ def in_thread(request):
 
 def output_of(program, server, *arguments):
     """Run a program of this folder against the server, and return its lines."""
-    result = subprocess.run(
-        [sys.executable, "-m", f"{__package__}.{program}", server.address, *map(str, arguments)],
+    module = f"{PROGRAMS}.{program}"
+    result = ended(["-m", module, server.address, *map(str, arguments)])
+    return result.stdout.splitlines()
+
+
+def ended(arguments):
+    """Run Python to its end, which is a good one, and return the outcome."""
+    return subprocess.run(
+        [sys.executable, *arguments],
         check=True,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S + NUM_INTERRUPTS,
     )
-    return result.stdout.splitlines()
 
 
 class TestInterrupts:
@@ -86,8 +112,8 @@ class TestInterrupts:
 
     def test_client_answers_after_two_interrupts_at_any_moment_of_a_stream(self, server):
         """
-        Nor does an interrupt hurt that comes while a stream begins or ends, or a second one that
-        comes right after the first.
+        A stream may be interrupted while it begins or ends, and again right after that, and the
+        client's next call is answered.
         """
         answers = output_of("interrupted_streams", server, 5 * NUM_INTERRUPTS, "start")
 
@@ -97,10 +123,20 @@ class TestInterrupts:
         """
         A program that broke out of streams in its main thread ends without closing anything.
         """
+        program = f"{PROGRAMS}.broken_off_streams"
         for _ in range(NUM_PROGRAMS):
             server.play(*[Act(hang=True)] * 4)
+            result = ended(["-m", program, server.address, "4"])
 
-            assert [ANSWER[0]] * 4 == output_of("broken_off_streams", server, 4)
+            assert ([ANSWER[0]] * 4, "") == (result.stdout.splitlines(), result.stderr)
+
+    def test_stream_can_be_closed_when_the_program_ends(self, server):
+        """
+        An atexit function may close a stream that was never read.
+        """
+        result = ended(["-c", CLOSE_AT_EXIT, server.address])
+
+        assert ("closed\n", "") == (result.stdout, result.stderr)
 
 
 class TestClose:
@@ -140,14 +176,12 @@ class TestClose:
         server.play(Act(num_tokens=8, hang=True))
         with Client(server.address) as client, ThreadPoolExecutor(1) as other:
             stream = client.generate("one")
-            num_read, first = 0, None
-            for event in stream:
-                num_read += 1
-                if isinstance(event, Delta) and first is None:
-                    first = other.submit(stream.close)
+            next(event for event in stream if isinstance(event, Delta))
+            other.submit(stream.close)
+            num_tokens = sum(len(one.token_ids) for one in stream if isinstance(one, Delta))
 
-        assert num_read >= 1
-        first.result()
+        assert num_tokens < 8
+        assert stream.done is None
 
 
 class TestReadSafely:
@@ -233,6 +267,23 @@ class TestDoSafely:
         do_safely(lambda: done_by.put(threading.get_ident()))
 
         assert threading.get_ident() != done_by.get(timeout=PATIENCE_S)
+
+    def test_failing_action_is_logged_and_hinders_no_other(self, caplog):
+        """
+        An action that raises is logged, and the next one is done.
+        """
+        done = SimpleQueue()
+        do_safely(partial(int, "no number"))
+        do_safely(partial(done.put, None))
+        done.get(timeout=PATIENCE_S)
+
+        assert "an action for the main thread failed" in caplog.text
+
+    def test_forked_process_does_its_own_actions(self):
+        """
+        A child of a process that has left actions to a thread has a thread of its own.
+        """
+        ended(["-c", FORK])
 
     def test_other_thread_does_its_action_at_once(self):
         """
