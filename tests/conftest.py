@@ -74,8 +74,7 @@ def default_kernels():
 
 @pytest.fixture(autouse=True)
 def default_threads():
-    """Undo what a test, or an engine that it made, set for the whole process's operations."""
-    yield
+    """Undo what a test before, or an engine that it made, set for the process's operations."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(NUM_THREADS)
 

@@ -27,12 +27,13 @@ def leader():
     env = {name: text for name, text in os.environ.items() if name != "RANK"}
     process = psutil.Popen([sys.executable, "-c", LEADER], env=env)
     names = ["sleep"] * 3
-    wait_until(lambda: names == [one.name() for one in process.children()], "its children")
-    family = [process, *process.children()]
-    yield process
-    for one in family:
-        one.kill()
-    process.wait()
+    try:
+        wait_until(lambda: names == [one.name() for one in process.children()], "its children")
+        yield process
+    finally:
+        for one in (*process.children(), process):
+            one.kill()
+        process.wait()
 
 
 class TestOneRank:

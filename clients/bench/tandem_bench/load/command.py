@@ -61,7 +61,8 @@ AsBatch = Annotated[
     bool,
     typer.Option(
         "--batch",
-        help="Send the requests of each process as items of one GenerateBatch call.",
+        help="Send the requests of each process as items of one GenerateBatch call, which costs "
+        "less than calls of their own; those beyond the server's limit of items get such calls.",
     ),
 ]
 

@@ -111,6 +111,14 @@ class Load:
 
     async def run(self) -> None:
         """Send all requests, or as many as the time allows."""
+        try:
+            await self._run()
+        finally:
+            if self._shared is not None:
+                await self._shared.close()
+            await self._channel.close(None)
+
+    async def _run(self) -> None:
         task = self._task
         numbers = iter(range(task.first, task.workload.num_requests, task.step))
         stop_s = time.monotonic() + task.max_time_s
@@ -124,9 +132,6 @@ class Load:
                 self.outcomes.num_cut += 1
             elif isinstance(result, BaseException):
                 raise result
-        if self._shared is not None:
-            await self._shared.close()
-        await self._channel.close(None)
 
     async def _warm_up_one(self, index: int) -> None:
         ask = self._task.workload.ask(index)

@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from scheduler_svc.core.slots.lanes import Lanes
+from scheduler_svc.core.slots.lanes import Hold, Lanes
 from tandem.errors import InternalError
 
 NUM_SLOTS = 12
@@ -163,7 +163,7 @@ class TestLanes:
         "damage",
         [
             lambda lanes: lanes.count.__setitem__(0, 5),
-            lambda lanes: lanes.held.__setitem__(7, None),
+            lambda lanes: lanes.held.__setitem__(7, Hold(0)),
             lambda lanes: setattr(lanes, "turn", 2),
         ],
         ids=["count", "held", "turn"],
