@@ -93,18 +93,10 @@ class Driver:
             TandemError: A step failed on a rank of several.
             InternalError: A bug of ours; what ran on the runner is computed again.
         """
-        while True:
-            self._changed.clear()
-            with self._lock:
-                self._plan(self._accord.now())
-            self._agree_on_plan()
-            for worker in self._workers:
-                worker.start()
-            self._agree_on_results()
-            if self._apply_due() or not any(worker.is_due for worker in self._workers):
-                break
-            self._changed.wait(self._patience_s())
-        self._settle()
+        try:
+            self._compute()
+        finally:  # also what an error has ended, such as requests that are blamed for it
+            self._settle()
 
     def suspend(self, mode: KvMode) -> None:
         """
@@ -148,6 +140,20 @@ class Driver:
         for worker in self._workers:
             worker.close(may_wait=not self._accord.has_stopped)
         self._accord.close()
+
+    def _compute(self) -> None:
+        """Plan, compute and apply steps until a result is applied or none is due."""
+        while True:
+            self._changed.clear()
+            with self._lock:
+                self._plan(self._accord.now())
+            self._agree_on_plan()
+            for worker in self._workers:
+                worker.start()
+            self._agree_on_results()
+            if self._apply_due() or not any(worker.is_due for worker in self._workers):
+                break
+            self._changed.wait(self._patience_s())
 
     def _plan(self, now: float) -> None:
         """

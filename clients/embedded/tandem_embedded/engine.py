@@ -262,16 +262,13 @@ class InferenceEngine(EngineQueries):
         Step until no work is pending; return the requests that completed, each once.
 
         Raises:
-            SchedulerError, ExecutionError: As `step`; the next call returns what completed.
+            SchedulerError: The engine is suspended or closed, and work is pending.
+            Exception: As `step`. What completed is returned by the next call that does not raise;
+                while the engine is suspended, that is a `step`.
         """
-        while self._core_has_work():
+        while self._has_work():
             self._drive()
         return self._take()
-
-    def has_pending_work(self) -> bool:
-        """Return True while a request is in the system or a result is not delivered."""
-        with self._lock:
-            return self._ledger.has_requests or self._core.has_pending_work()
 
     def suspend(self) -> None:
         """
@@ -302,12 +299,6 @@ class InferenceEngine(EngineQueries):
             self._check_open()
             self._accord.meet(Meeting.RESUME)
             self._driver.resume()
-
-    @property
-    def is_suspended(self) -> bool:
-        """True from `suspend` to `resume`."""
-        with self._lock:
-            return self._driver.is_suspended
 
     def abort(self, request_id: int) -> None:
         """
@@ -385,9 +376,9 @@ class InferenceEngine(EngineQueries):
         with self._lock:
             return not self._core.num_requests and self._core.has_pending_work()
 
-    def _core_has_work(self) -> bool:
+    def _has_work(self) -> bool:
         with self._lock:
-            return self._core.has_pending_work()
+            return self._is_work_left
 
     def _take(self) -> list[CompletedRequest]:
         with self._lock:

@@ -121,11 +121,6 @@ class Ledger:
         return len(self._completed)
 
     @property
-    def has_requests(self) -> bool:
-        """True while a request is live, or completed and not returned by `take`."""
-        return bool(self.entries or self._completed)
-
-    @property
     def handles(self) -> KeysView[int]:
         """Handles of the choices that are not over."""
         return self._live.keys()

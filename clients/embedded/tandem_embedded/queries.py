@@ -9,9 +9,9 @@ from scheduler_svc.core.request.tenant import NO_TENANT
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.errors import RequestNotFound
 from tandem_embedded.driver import Driver
-from tandem_embedded.errors import EngineError, engine_error, engine_errors
+from tandem_embedded.errors import engine_error, engine_errors
 from tandem_embedded.ledger import Entry, Ledger
-from tandem_embedded.results import STATE_OF_CORE, EngineMetrics, MemoryStats, Request
+from tandem_embedded.results import STATE_OF_CORE, EngineMetrics, MemoryStats, Request, RequestState
 from tandem_embedded.tokenizer import Tokenizer
 
 
@@ -36,6 +36,17 @@ class EngineQueries:
         """Tokenizer of the engine; None without one."""
         return self._tokenizer
 
+    @property
+    def is_suspended(self) -> bool:
+        """True from `suspend` to `resume`."""
+        with self._lock:
+            return self._driver.is_suspended
+
+    def has_pending_work(self) -> bool:
+        """Return True while a request is in the system or a result is not delivered."""
+        with self._lock:
+            return self._is_work_left or self._ledger.num_undelivered > 0
+
     def output_tokens(self, request_id: int, choice: int = 0) -> list[int]:
         """
         Return the output so far of one choice of a live request.
@@ -44,7 +55,8 @@ class EngineQueries:
             SchedulerError: No such request is live.
         """
         with self._lock:
-            return list(self._entry(request_id).choices[choice].tokens)
+            entry, _ = self._live(request_id)
+            return list(entry.choices[choice].tokens)
 
     def get_request(self, request_id: int) -> Request:
         """
@@ -54,11 +66,7 @@ class EngineQueries:
             SchedulerError: No such request is live.
         """
         with self._lock:
-            entry = self._entry(request_id)
-            states = [self._core.state_of(handle) for handle in entry.handles]
-            state = next((STATE_OF_CORE[state] for state in states if state is not None), None)
-            if state is None:  # over in the core
-                raise _not_live(request_id)
+            entry, state = self._live(request_id)
             return Request(
                 request_id=request_id,
                 input_tokens=list(entry.prompt),
@@ -105,13 +113,26 @@ class EngineQueries:
         entry = self._ledger.entries.get(request_id)
         return NO_TENANT if entry is None else entry.params.tenant
 
-    def _entry(self, request_id: int) -> Entry:
+    @property
+    def _is_work_left(self) -> bool:
+        """
+        True while a request is live in the ledger, which includes one that is over in the core and
+        not told of yet, or the core has work; the lock is held.
+        """
+        return bool(self._ledger.entries) or self._core.has_pending_work()
+
+    def _live(self, request_id: int) -> tuple[Entry, RequestState]:
+        """
+        Return a request that is live in the core, and the state of its first choice that is; the
+        lock is held.
+
+        Raises:
+            SchedulerError: No such request is live.
+        """
         entry = self._ledger.entries.get(request_id)
-        if entry is None:
-            raise _not_live(request_id)
-        return entry
-
-
-def _not_live(request_id: int) -> EngineError:
-    message = f"no live request has the id {request_id}: it may have ended already"
-    return engine_error(RequestNotFound(message))
+        states = [] if entry is None else [self._core.state_of(one) for one in entry.handles]
+        state = next((STATE_OF_CORE[one] for one in states if one is not None), None)
+        if entry is None or state is None:
+            message = f"no live request has the id {request_id}: it may have ended already"
+            raise engine_error(RequestNotFound(message))
+        return entry, state

@@ -12,7 +12,9 @@ from tandem_embedded import (
     CoreOptions,
     EngineMemoryError,
     ExecutionError,
+    FinishReason,
     GenerationParams,
+    SchedulerError,
 )
 from tests.clients.embedded.fake_backend import engine_and_runner, expected
 
@@ -116,6 +118,21 @@ class TestRecovery:
         first, second = engine.run()
         assert expected("abc", 1) == first.output_tokens
         assert expected("abcd", 8) == second.output_tokens
+
+    def test_request_over_in_the_core_alone_is_returned(self):
+        """
+        A run returns a request that has ended in the core, where that is not recorded yet; until
+        then its result is pending, and the request is not live any more.
+        """
+        engine, _ = engine_and_runner()
+        request_id = engine.submit_request("abc", EIGHT)
+        engine._core.end_request(str(request_id), FinishReason.CANCELLED, 0.0)
+        assert engine.has_pending_work()
+        for question in (engine.get_request, engine.output_tokens):
+            with pytest.raises(SchedulerError, match="no live request"):
+                question(request_id)
+        assert [request_id] == [request.request_id for request in engine.run()]
+        assert not engine.has_pending_work()
 
     def test_bug_behind_a_result_is_not_the_runners(self, monkeypatch):
         """

@@ -133,6 +133,26 @@ class TestFailures:
             engine.run()
         check_all(engine)
 
+    def test_request_that_bugs_end_comes_with_the_next_run(self):
+        """
+        A request that the core ends while a run raises a bug is returned by the run after it.
+        """
+        engine, runners = fleet()
+
+        def fail(batch: Batch) -> None:
+            if batch.num_tokens:
+                raise ValueError("a bug")
+
+        for runner in runners:
+            runner.before = fail
+        engine.submit_request("abc", EIGHT)
+        for _ in range(3):
+            with pytest.raises(ValueError, match="a bug"):
+                engine.run()
+        (completed,) = engine.run()
+        assert "POISON_REQUEST" == completed.error.reason
+        assert not engine.has_pending_work()
+
 
 class TestRetries:
     @pytest.mark.parametrize("num_failures", [1, 2])
