@@ -103,9 +103,9 @@ class Driver:
         Release KV memory as `mode` says; `turn` must not be called until `resume`. A runner that is
         suspended stays so.
 
-        After an error requests that ran on the runner that failed are computed again. No other
-        runner is suspended then than before, unless memory that it gave back is taken by now: the
-        suspension goes on there, and `resume` ends it.
+        After an error requests that ran on the runner that failed are computed again, and runners
+        that this call has suspended are resumed. One whose memory is taken by now stays suspended
+        until `resume`.
 
         Raises:
             OutOfMemory: The host has no room for the KV of the device, a step before the suspension
@@ -240,7 +240,8 @@ class Driver:
 
     def _undo_suspension(self, workers: Sequence[Worker], failed: Worker, error: Exception) -> None:
         """
-        Resume these runners after one of them could not be suspended.
+        Resume these runners after one of them could not be suspended. All are tried, also after one
+        whose memory is taken.
 
         Raises:
             OutOfMemory: The memory of another runner is taken.
@@ -249,12 +250,15 @@ class Driver:
             for worker in workers:
                 worker.port.resume()
         self._recover(failed, error)
+        lacks: list[OutOfMemory] = []
         for worker in workers:
             if worker is not failed and worker.port.is_command_due:
                 try:
                     self._resume(worker)
                 except OutOfMemory as lack:
-                    raise lack from error
+                    lacks.append(lack)
+        if lacks:
+            raise lacks[0] from error
 
     def _resume(self, worker: Worker) -> None:
         worker.resume()

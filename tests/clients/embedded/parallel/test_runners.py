@@ -12,6 +12,7 @@ from scheduler_svc.core.request.options import Routing
 from tandem.errors import OutOfMemory
 from tandem_embedded import (
     CoreOptions,
+    EngineMemoryError,
     FinishReason,
     SchedulerError,
 )
@@ -160,6 +161,11 @@ class TestServing:
             assert [24, 24] == [request.num_cached_tokens for request in engine.run()]
 
 
+def refuse(*_mode: object) -> None:
+    """Stand in for a runner's `suspend` or `resume`."""
+    raise OutOfMemory("the memory is taken")
+
+
 class TestSuspension:
     @pytest.mark.parametrize("mode", ["persist", "offload", "recompute"])
     @pytest.mark.parametrize("window", [1, 3])
@@ -199,6 +205,24 @@ class TestSuspension:
         assert not engine.is_suspended
         check_all(engine)
 
+    def test_only_a_runner_whose_memory_is_taken_stays_suspended(self):
+        """
+        If the last runner cannot give its memory back and the first one's is taken by then, the one
+        between takes its own again.
+        """
+        engine, runners = fleet(3, kv_cache_management_mode="offload")
+        submit_all(engine)
+        engine.step()
+        runners[0].resume, resume = refuse, runners[0].resume
+        runners[2].suspend = refuse
+        with pytest.raises(EngineMemoryError, match="the memory is taken"):
+            engine.suspend()
+        assert [True, False, False] == [runner.executor.is_suspended for runner in runners]
+        assert engine.is_suspended
+        runners[0].resume = resume
+        engine.resume()
+        check_all(engine)
+
     def test_resumption_may_be_tried_again(self):
         """
         Where one runner's memory is taken, the engine stays suspended until it is there.
@@ -207,12 +231,7 @@ class TestSuspension:
         submit_all(engine)
         engine.step()
         engine.suspend()
-        resume = runners[1].resume
-
-        def fail() -> None:
-            raise OutOfMemory("the memory is taken")
-
-        runners[1].resume = fail
+        runners[1].resume, resume = refuse, runners[1].resume
         with pytest.raises(Exception, match="the memory is taken"):
             engine.resume()
         assert engine.is_suspended
