@@ -249,11 +249,11 @@ class InferenceEngine(EngineQueries):
         some steps later, when they are due.
 
         Raises:
-            SchedulerError: The engine is suspended or closed.
+            SchedulerError: The engine is closed, or suspended with no completed request to return.
             ExecutionError: A step failed on a rank of several, which ends the engine; or a step met
                 a bug of Tandem, after which it is computed again.
         """
-        if not (self.is_suspended and self._ledger.num_undelivered):
+        if not self._only_delivers():
             self._drive()
         return self._take()
 
@@ -379,6 +379,11 @@ class InferenceEngine(EngineQueries):
     def _has_work(self) -> bool:
         with self._lock:
             return self._is_work_left
+
+    def _only_delivers(self) -> bool:
+        """Return True while a step computes nothing, and has completed requests to return."""
+        with self._lock:
+            return self._driver.is_suspended and self._ledger.num_undelivered > 0
 
     def _take(self) -> list[CompletedRequest]:
         with self._lock:
