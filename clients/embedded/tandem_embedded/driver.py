@@ -92,6 +92,8 @@ class Driver:
         Raises:
             TandemError: A step failed on a rank of several.
             InternalError: A bug of ours; what ran on the runner is computed again.
+            Exception: Any other error of a runner that is not expected, such as a ValueError; what
+                ran on it is computed again, unless there are several ranks.
         """
         try:
             self._compute()

@@ -252,6 +252,8 @@ class InferenceEngine(EngineQueries):
             SchedulerError: The engine is closed, or suspended with no completed request to return.
             ExecutionError: A step failed on a rank of several, which ends the engine; or a step met
                 a bug of Tandem, after which it is computed again.
+            Exception: Any other error of a runner that no step should raise, such as a ValueError,
+                as it is; the step is computed again, unless there are several ranks.
         """
         if not self._only_delivers():
             self._drive()
