@@ -146,7 +146,8 @@ class RanksAccord(Accord):
         """See `Accord.stop`: ranks never meet again, as they stopped at different places."""
         text = error.message if isinstance(error, TandemError) else str(error) or repr(error)
         why = self._why_stopped = text.partition("\n")[0]
-        if isinstance(error, RuntimeError | MemoryError):
+        is_bug = isinstance(error, NotImplementedError | RecursionError)  # RuntimeErrors to Python
+        if isinstance(error, RuntimeError | MemoryError) and not is_bug:
             raise ExecutorLost(f"{self._rank_text()} cannot go on: {why}") from error
         raise error
 

@@ -185,7 +185,7 @@ def failing(
     for _ in range(2):
         try:
             engine.step()
-        except (EngineError, TypeError) as caught:
+        except (EngineError, TypeError, RuntimeError) as caught:
             causes = [caught, *islice(causes_of(caught), 4)]
             found.append(([type(one).__name__ for one in causes], str(caught)))
     return found

@@ -129,6 +129,8 @@ class TestDifferences:
             ),
             (OutOfMemory("no memory"), ["EngineMemoryError", "OutOfMemory"], "no memory"),
             (TypeError("a bug"), ["TypeError"], "a bug"),
+            (NotImplementedError("a bug"), ["NotImplementedError"], "a bug"),
+            (RecursionError("a bug"), ["RecursionError"], "a bug"),
         ],
     )
     def test_failed_step_ends_the_engine(self, ranks: RankPool, model_dir, error, kinds, text):
