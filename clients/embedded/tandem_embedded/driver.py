@@ -194,11 +194,11 @@ class Driver:
         (worker,) = self._workers
         try:
             results = worker.due_results()
-        except Exception as error:  # also of a bug, after which the ranks are not in step
+        except Exception as error:  # noqa: BLE001  # `stop` raises it, or what it means to ranks
             self._accord.stop(error)
-            raise
-        drawn = [(result.slot.tolist(), result.token.tolist()) for result in results]
-        self._accord.meet(Meeting.RESULTS, drawn)
+        else:
+            drawn = [(result.slot.tolist(), result.token.tolist()) for result in results]
+            self._accord.meet(Meeting.RESULTS, drawn)
 
     def _apply_due(self) -> bool:
         """Apply the results that are due and have arrived; return True if there were any."""
