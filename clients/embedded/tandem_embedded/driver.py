@@ -214,7 +214,8 @@ class Driver:
         Apply a runner's next result, or let it start over if its step failed or the result is none
         of its step; return False if there is no result.
 
-        What follows from a result is none of the runner's doing: see `_settle`.
+        Recording what has become of the requests is left to the caller (see `_settle`): the runner
+        is not at fault if that fails.
         """
         try:
             if (result := take()) is None:

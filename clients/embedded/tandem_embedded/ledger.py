@@ -109,7 +109,7 @@ class Ledger:
         self._tokenizer = tokenizer
         self._completed: list[CompletedRequest] = []
         self._ending: list[Choice] = []
-        """Choices that their text ends, with a stop string or an error, in the core too."""
+        """Choices that a stop string or an error has ended, which `settle` ends in the core."""
         self._live: dict[int, Choice] = {}
         """Choices that are not over, by handle."""
         self.entries: dict[int, Entry] = {}

@@ -40,7 +40,8 @@ class Retries:
     after which more of a request is computed than ever since the last of these two. So there is a
     limited amount of it: a request ends once and has a limited number of tokens, which are computed
     one after the other. A prompt of many chunks gets on from one failure to the next, but not by
-    the chunks that it repeats. Ends by a verdict are none: failures count anew from then on.
+    the chunks that it repeats. A verdict is no progress, though it ends requests: failures count
+    anew after it.
 
     **Steps do not fail forever.** While there is no progress, a runner fails at most
     `MAX_STEP_RETRIES` + 1 times until it has no retries left, and runners without any have a
