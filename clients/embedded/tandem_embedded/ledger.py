@@ -114,6 +114,8 @@ class Ledger:
         """Choices that are not over, by handle."""
         self.entries: dict[int, Entry] = {}
         """Live requests by id."""
+        self.num_failed_at_end = 0
+        """Number of choices that ended well in the core, and whose text failed."""
 
     @property
     def num_undelivered(self) -> int:
@@ -234,6 +236,7 @@ class Ledger:
         entry, reason = choice.entry, None if ended is None else ended.reason
         text, stop_string = self._end_text(choice, reason)
         if choice.text_error is not None:
+            self.num_failed_at_end += ended is not None
             reason, error = None, error or engine_error(choice.text_error)
         elif stop_string is not None:
             reason = FinishReason.STOP_STRING

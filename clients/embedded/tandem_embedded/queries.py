@@ -95,8 +95,12 @@ class EngineQueries:
     def get_metrics(self) -> EngineMetrics:
         """Return the counts since the engine was created."""
         with self._lock:
-            stats, num_requests = self._core.stats(), self._core.num_requests
-        return EngineMetrics.of(stats, num_requests, self._driver.steps_by_runner)
+            return EngineMetrics.of(
+                self._core.stats(),
+                self._core.num_requests,
+                self._driver.steps_by_runner,
+                num_failed_at_end=self._ledger.num_failed_at_end,
+            )
 
     def check_integrity(self) -> None:
         """

@@ -249,13 +249,27 @@ class EngineMetrics:
 
     @classmethod
     def of(
-        cls, stats: Stats, num_requests: int, steps_by_runner: tuple[int, ...] = ()
+        cls,
+        stats: Stats,
+        num_requests: int,
+        steps_by_runner: tuple[int, ...],
+        *,
+        num_failed_at_end: int,
     ) -> EngineMetrics:
-        """Return the metrics in a core's statistics."""
+        """
+        Return the metrics in a core's statistics.
+
+        Args:
+            stats: The statistics.
+            num_requests: Number of requests in the system.
+            steps_by_runner: Number of steps of each runner.
+            num_failed_at_end: Number of requests that ended well for the core, which makes no text,
+                and failed as theirs could not be made.
+        """
         return cls(
             total_requests=stats.accepted_requests,
-            completed_requests=stats.finished_requests,
-            failed_requests=stats.failed_requests,
+            completed_requests=stats.finished_requests - num_failed_at_end,
+            failed_requests=stats.failed_requests + num_failed_at_end,
             total_tokens_generated=stats.output_tokens,
             memory_utilization=stats.token_usage,
             active_sequences=num_requests,

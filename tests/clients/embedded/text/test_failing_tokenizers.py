@@ -77,6 +77,30 @@ def test_only_the_request_without_a_text_fails(error, params):
     engine.check_integrity()
 
 
+@pytest.mark.parametrize(
+    ("params", "is_aborted"), [(EIGHT, False), (EIGHT, True), (STOPPED, False)]
+)
+def test_request_without_a_text_counts_as_failed(params, is_aborted):
+    """
+    A request whose output cannot be decoded, at its end, at an abort or at a token, counts as one
+    that failed, and the one beside it as completed.
+    """
+    engine, _ = engine_and_runner(tokenizer=BrokenTokenizer(RuntimeError("cannot decode")))
+    request_id = engine.submit_request("abc", params)
+    engine.submit_request("abcd", params)
+    if is_aborted:
+        while len(engine.output_tokens(request_id)) < 7:
+            engine.step()
+        engine.abort(request_id)
+    turns(engine)
+    metrics = engine.get_metrics()
+    assert (2, 1, 1) == (
+        metrics.total_requests,
+        metrics.completed_requests,
+        metrics.failed_requests,
+    )
+
+
 def test_request_ends_where_its_text_does():
     """
     A request that is decoded as it goes on computes no token for nothing after one that fails.
