@@ -218,8 +218,11 @@ class Ledger:
     def _note_text_error(self, choice: Choice, error: Exception) -> None:
         """Let a choice fail, as the tokenizer raised an error."""
         request_id = choice.entry.request_id
-        _log.warning("output_not_decoded", request_id=request_id, error=repr(error))
+        # The text of the error may quote the output, which is for the caller alone.
+        error_type = type(error).__name__
+        _log.warning("output_not_decoded", request_id=request_id, error=error_type)
         message = f"the tokenizer failed to decode an output of request {request_id}: {error!r}"
+        # This may be the caller's own tokenizer, but no reason stands for code of theirs.
         choice.text_error = InternalError(message)
         self._ending.append(choice)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from structlog.testing import capture_logs
 
 from tandem_embedded import ExecutionError, GenerationParams, SimpleTokenizer
 from tests.clients.embedded.fake_backend import engine_and_runner, expected
@@ -99,6 +100,18 @@ def test_request_without_a_text_counts_as_failed(params, is_aborted):
         metrics.completed_requests,
         metrics.failed_requests,
     )
+
+
+def test_log_has_no_text_of_an_output():
+    """
+    The log tells the type of a tokenizer's error; its text, which may quote the output, is the
+    caller's alone.
+    """
+    engine, _ = engine_and_runner(tokenizer=BrokenTokenizer(RuntimeError("secret")))
+    with capture_logs() as logs:
+        failed = engine.complete("abc", EIGHT)
+    assert "secret" in failed.error.message
+    assert ["RuntimeError"] == [line["error"] for line in logs]
 
 
 def test_request_ends_where_its_text_does():
