@@ -103,6 +103,46 @@ class TestCallsOfTheirOwn:
         assert 0 == server.seen.num_batches
 
 
+class Gathering:
+    """Call that takes messages until it has so many items."""
+
+    def __init__(self, num_items):
+        self.messages, self.is_full = [], asyncio.Event()
+        self._num_left = num_items
+
+    def start(self, requests):
+        self._requests = requests
+        return self
+
+    async def __aiter__(self):
+        async for message in self._requests:
+            self.messages.append(message)
+            self._num_left -= len(message.add)
+            if not self._num_left:
+                self.is_full.set()
+            yield batch_pb2.GenerateBatchResponse()
+
+    def cancel(self):
+        pass
+
+
+class TestMessages:
+    async def test_no_message_of_several_items_grows_beyond_the_limit(self):
+        """
+        Items that wait share messages as long as these are no larger than MAX_ADDED_BYTES.
+        """
+        call = Gathering(7)
+        batch = BatchCall(call.start, joins=True, on_closed=lambda _: None)
+        request = inference.GenerateRequest(text="a" * (MAX_ADDED_BYTES // 3))
+        for _ in range(7):
+            batch.add(request, None)
+        await asyncio.wait_for(call.is_full.wait(), PATIENCE_S)
+        await batch.close()
+
+        assert [2, 2, 2, 1] == [len(message.add) for message in call.messages]
+        assert all(message.ByteSize() <= MAX_ADDED_BYTES for message in call.messages)
+
+
 class LostStatus:
     """Call that sends these messages, and ends as grpc.aio ends one under a write."""
 
