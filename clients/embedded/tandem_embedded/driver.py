@@ -244,7 +244,7 @@ class Driver:
     def _undo_suspension(self, workers: Sequence[Worker], failed: Worker, error: Exception) -> None:
         """
         Resume these runners after one of them could not be suspended. All are tried, also after one
-        whose memory is taken.
+        that fails.
 
         Raises:
             OutOfMemory: The memory of another runner is taken.
@@ -253,15 +253,15 @@ class Driver:
             for worker in workers:
                 worker.port.resume()
         self._recover(failed, error)
-        lacks: list[OutOfMemory] = []
+        failures: list[Exception] = []
         for worker in workers:
             if worker is not failed and worker.port.is_command_due:
                 try:
                     self._resume(worker)
-                except OutOfMemory as lack:
-                    lacks.append(lack)
-        if lacks:
-            raise lacks[0] from error
+                except Exception as failure:  # noqa: BLE001  # raised once all are tried
+                    failures.append(failure)
+        if failures:
+            raise failures[0] from error
 
     def _resume(self, worker: Worker) -> None:
         worker.resume()

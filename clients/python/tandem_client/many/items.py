@@ -134,4 +134,4 @@ def gather(
 
 def fits(request: Any) -> bool:
     """Return True if a request can be an item."""
-    return bool(request.ByteSize() <= MAX_SHARED_BYTES)
+    return bool(request.ByteSize() < MAX_SHARED_BYTES)

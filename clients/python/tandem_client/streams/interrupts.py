@@ -165,12 +165,13 @@ def _end() -> None:
     End all threads before Python freezes them: one that then has a lock of gRPC's keeps it, and
     the objects that are freed last wait for it.
     """
-    reading = dict(_reading)
+    reading, doers = dict(_reading), list(_doing)
     for stop in reading.values():
         stop()
-    for doer in _doing:
+    _doing.clear()  # what comes after this is done by a new one, or by the main thread
+    for doer in doers:
         doer.end()
-    for ended in (*reading, *(doer.ended for doer in _doing)):
+    for ended in (*reading, *(doer.ended for doer in doers)):
         with contextlib.suppress(Empty):
             ended.get(timeout=EXIT_S)
 
