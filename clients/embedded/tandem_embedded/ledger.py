@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import KeysView
+from collections.abc import Iterator, KeysView
 from dataclasses import dataclass, field
 
 import structlog
 
 from scheduler_svc.core.executor_port import ExecutorPort
-from scheduler_svc.core.request.events import CoreEvents, Ended, TokenLogprobs
+from scheduler_svc.core.request.events import CoreEvents, Ended, Failed, LogLine, TokenLogprobs
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.frontend.text.output import OutputChunk, OutputText
@@ -110,6 +110,12 @@ class Ledger:
         self._completed: list[CompletedRequest] = []
         self._ending: list[Choice] = []
         """Choices that a stop string or an error has ended, which `settle` ends in the core."""
+        self._tokens: Iterator[tuple[int, int]] = iter(())
+        """Events that are not recorded yet, as the other iterators: each is taken once."""
+        self._logprobs: Iterator[TokenLogprobs] = iter(())
+        self._ended: Iterator[Ended] = iter(())
+        self._failed: Iterator[Failed] = iter(())
+        self._lines: Iterator[LogLine] = iter(())
         self._live: dict[int, Choice] = {}
         """Choices that are not over, by handle."""
         self.entries: dict[int, Entry] = {}
@@ -157,13 +163,21 @@ class Ledger:
                 choice.margins[position - len(choice.entry.prompt)] = margin
 
     def settle(self, core: Scheduler, now: float) -> None:
-        """Process all events of the core, and end the choices there that their text ends."""
+        """
+        Process all events of the core, and end the choices there that their text ends.
+
+        It goes on where an interrupt, such as Ctrl-C, broke the last call off. What that one was
+        about to record fails: its choice with the text, or its request when the core has no more.
+        """
+        self._record()
         self._note(core.take_events())
         while self._ending:
             choice = self._ending.pop()
             if choice.completed is None:
                 self._end(core, choice, now)
                 self._note(core.take_events())
+        if self.entries and not core.num_requests:
+            self._end_forgotten()
 
     def take(self) -> list[CompletedRequest]:
         """Return the completed requests, each once, in the order they completed."""
@@ -179,16 +193,34 @@ class Ledger:
             core.end_handle(handle, FinishReason.STOP_STRING, now, choice.output.num_tokens)
 
     def _note(self, events: CoreEvents) -> None:
-        for handle, token in zip(events.token_handle.tolist(), events.token.tolist(), strict=True):
+        self._tokens = zip(events.token_handle.tolist(), events.token.tolist(), strict=True)
+        self._logprobs, self._ended = iter(events.logprobs), iter(events.ended)
+        self._failed, self._lines = iter(events.failed), iter(events.log_lines)
+        self._record()
+
+    def _record(self) -> None:
+        """Record the events that are not yet."""
+        for handle, token in self._tokens:
             self._push(self._live[handle], token)
-        for told in events.logprobs:
+        for told in self._logprobs:
             self._note_logprobs(told)
-        for ended in events.ended:
-            self._complete(ended.handle, ended, None)
-        for failed in events.failed:
-            self._complete(failed.handle, None, engine_error(failed.error))
-        for line in events.log_lines:
+        for ended in self._ended:
+            self._complete(self._live.pop(ended.handle), ended, None)
+        for failed in self._failed:
+            self._complete(self._live.pop(failed.handle), None, engine_error(failed.error))
+        for line in self._lines:
             _log.log(logging.WARNING if line.is_warning else logging.INFO, line.text)
+
+    def _end_forgotten(self) -> None:
+        """End requests that the core has no more, whose end was not recorded for an interrupt."""
+        for entry in list(self.entries.values()):
+            message = f"the end of request {entry.request_id} was not recorded: an interrupt came"
+            for choice, handle in zip(entry.choices, entry.handles, strict=True):
+                self._live.pop(handle, None)
+                if choice.completed is None:
+                    self._complete(choice, None, engine_error(InternalError(message)))
+            if entry.request_id in self.entries:
+                self._deliver_if_over(entry)
 
     def _note_logprobs(self, told: TokenLogprobs) -> None:
         entries = zip(told.handle.tolist(), told.columns.entries(), strict=True)
@@ -210,12 +242,15 @@ class Ledger:
         except Exception as error:  # noqa: BLE001  # whatever the tokenizer raises
             self._note_text_error(choice, error)
             return
+        except BaseException as interrupt:
+            self._note_text_error(choice, interrupt)  # the token may be missing in the text
+            raise
         if output.stopped is not None:
             choice.is_stopped = True
             self._ending.append(choice)
         self._release(choice, chunk)
 
-    def _note_text_error(self, choice: Choice, error: Exception) -> None:
+    def _note_text_error(self, choice: Choice, error: BaseException) -> None:
         """Let a choice fail, as the tokenizer raised an error."""
         request_id = choice.entry.request_id
         # The text of the error may quote the output, which is for the caller alone.
@@ -234,8 +269,7 @@ class Ledger:
         if delivery is not None and delivery.is_streamed:
             delivery.chunks.append((choice.number, chunk))
 
-    def _complete(self, handle: int, ended: Ended | None, error: EngineError | None) -> None:
-        choice = self._live.pop(handle)
+    def _complete(self, choice: Choice, ended: Ended | None, error: EngineError | None) -> None:
         entry, reason = choice.entry, None if ended is None else ended.reason
         text, stop_string = self._end_text(choice, reason)
         if choice.text_error is not None:

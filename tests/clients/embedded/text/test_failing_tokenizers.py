@@ -42,6 +42,19 @@ class FailsOnce(SimpleTokenizer):
         return super().decode(token_ids)
 
 
+class InterruptedOnce(SimpleTokenizer):
+    """A tokenizer in which Ctrl-C comes the first time that it decodes a certain token."""
+
+    def __init__(self) -> None:
+        self._has_come = False
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        if BAD in token_ids and not self._has_come:
+            self._has_come = True
+            raise KeyboardInterrupt
+        return super().decode(token_ids)
+
+
 class NeverBegins(SimpleTokenizer):
     """A tokenizer that makes no detokenizer for one prompt."""
 
@@ -179,3 +192,21 @@ def test_text_that_cannot_end_keeps_no_engine_from_suspending():
     engine.resume()
     assert expected("abcd", 8) == engine.complete("abcd", EIGHT).output_tokens
     assert 0 == runner.num_resets
+
+
+@pytest.mark.parametrize("params", [EIGHT, STOPPED])
+def test_interrupt_costs_the_request_that_it_meets_alone(params):
+    """
+    A run after one that Ctrl-C ended, at a token or at an end, returns: the request whose output was
+    being recorded has failed, and the others have all of their tokens.
+    """
+    engine, _ = engine_and_runner(tokenizer=InterruptedOnce())
+    engine.submit_request("abc", params)
+    engine.submit_request("abcd", params)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run()
+    met, other = turns(engine)
+    assert "INTERNAL" == met.error.reason
+    assert (None, expected("abcd", 8)) == (other.error, other.output_tokens)
+    assert not engine.has_pending_work()
+    assert [] == engine.run()
