@@ -25,6 +25,7 @@ import grpc
 import grpc.aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not public, see above
 
+from scheduler_svc.frontend.calls.batches import LastBatches
 from scheduler_svc.frontend.calls.call_line import CallLine
 from scheduler_svc.frontend.calls.rpc_handlers import Context, abort
 from tandem.errors import HandedOver
@@ -139,8 +140,9 @@ def _context(call: Any) -> Any:
 
 async def _refuse(call: Any) -> None:
     """Answer a call of a method that there is not."""
+    context = cygrpc._ServicerContext(call, None, None, LastBatches())  # noqa: SLF001  # see above
     with contextlib.suppress(*_ANSWERED_OR_GONE):
-        await _context(call).abort(grpc.StatusCode.UNIMPLEMENTED, _UNKNOWN)
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, _UNKNOWN)
 
 
 async def _hand_over(call: Any) -> None:

@@ -1,5 +1,7 @@
 """GenerateBatch over a real gRPC connection, the core played by the test."""
 
+import asyncio
+
 import grpc
 import pytest
 from google.rpc.status_pb2 import Status
@@ -418,6 +420,10 @@ class TestSlowReader:
                     await frontend.core.tokens(stream_id, sent, [270] * 4000)
                     await until(lambda sent=sent: inboxes[stream_id].choices[0].num_received > sent)
                 await until(lambda: write.is_writing and inboxes[stream_id].num_pending_bytes)
-                write.sweep(write._began_s + 600.0, stall_deadline_s=600.0)
+                began_s = -1.0
+                while not write.is_writing or write._began_s != began_s:  # gRPC's windows fill up
+                    began_s = write._began_s
+                    await asyncio.sleep(0.2)
+                write.sweep(began_s + 600.0, stall_deadline_s=600.0)
                 assert "SLOW_CONSUMER" == (await stream.failure()).reason
                 await until(lambda: frontend.client.num_streams == 0)
