@@ -36,8 +36,11 @@ def next_deadline_s(cell: Cell) -> float | None:
     Return the earliest time at which `end_overdue` has something to do, or an executor takes what
     it left to others; None for never.
     """
-    times = (cell.requests.next_deadline_s, cell.queue.next_overdue_s, cell.router.next_due_s)
-    return min((time_s for time_s in times if time_s is not None), default=None)
+    earliest = cell.requests.next_deadline_s
+    for time_s in (cell.queue.next_overdue_s, cell.router.next_due_s):
+        if time_s is not None and (earliest is None or time_s < earliest):
+            earliest = time_s
+    return earliest
 
 
 def check_in_time(cell: Cell, new: NewRequest) -> None:

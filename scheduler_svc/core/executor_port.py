@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn, cast
 
 from scheduler_svc.core import suspension
 from scheduler_svc.core.admission import fail_misfits
@@ -18,9 +18,20 @@ from scheduler_svc.core.request.geometry import ExecutorGeometry, Limits
 from scheduler_svc.core.state.fleet import Fleet
 from scheduler_svc.core.state.replica import Replica
 from tandem.engine_config import EngineConfig
+from tandem.errors import InternalError
 from tandem.link.batch import Batch
 from tandem.link.commands import KvMode, Resume, Suspend
 from tandem.link.results import StepResult
+
+
+class _Detached:
+    """Stand-in for the replica of a detached executor: each use of it raises InternalError."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise InternalError(f"executor {self._number} is asked for and was removed")
 
 
 class ExecutorPort:
@@ -38,11 +49,13 @@ class ExecutorPort:
     def __init__(self, fleet: Fleet, number: int) -> None:
         self._fleet = fleet
         self._cell = fleet.cell
+        self._replica = fleet[number]
+        """Kept here, as a turn asks for it several times."""
         self.number = number
 
-    @property
-    def _replica(self) -> Replica:
-        return self._fleet[self.number]
+    def note_detached(self) -> None:
+        """Note that the executor was detached."""
+        self._replica = cast("Replica", _Detached(self.number))
 
     @property
     def limits(self) -> Limits:
@@ -117,7 +130,7 @@ class ExecutorPort:
         if replica.suspension.is_in_force:
             return suspension.plan_suspended(replica)
         batch = plan(replica, now)
-        if batch is not None:
+        if batch is not None and self._cell.has_others():
             self._cell.router.note_change()
         return batch
 

@@ -50,6 +50,7 @@ class Scheduler(ExecutorPort):
         options.check_limits(limits.max_total_tokens, limits.max_model_len)
         fleet = Fleet(Cell(options), limits)
         super().__init__(fleet, 0)
+        self._ports: dict[int, ExecutorPort] = {0: self}
 
     @property
     def num_requests(self) -> int:
@@ -78,7 +79,9 @@ class Scheduler(ExecutorPort):
         """
         limits = Limits.of(config, geometry)
         self._cell.options.check_limits(limits.max_total_tokens, limits.max_model_len)
-        return ExecutorPort(self._fleet, self._fleet.add(limits))
+        port = ExecutorPort(self._fleet, self._fleet.add(limits))
+        self._ports[port.number] = port
+        return port
 
     def detach(self, number: int, now: float) -> None:
         """
@@ -90,6 +93,7 @@ class Scheduler(ExecutorPort):
         """
         self.expire(now)
         self._fleet.remove(number)
+        self._ports.pop(number).note_detached()
         fail_misfits(self._fleet)
 
     def submit(self, new: NewRequest, now: float) -> Acceptance:

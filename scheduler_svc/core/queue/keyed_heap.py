@@ -60,6 +60,13 @@ class KeyedHeap(Generic[Order, T]):
             heapq.heappop(self._heap)
         return None
 
+    def peek_due(self, order: Order) -> T | None:
+        """Return the item at the top if its order is at most this one, else None."""
+        if not self._heap or self._heap[0][0] > order:  # nearly always: entries of no item too
+            return None
+        top = self.peek()
+        return None if top is None or top[0] > order else top[1]
+
     def check_integrity(self) -> None:
         """
         Check that each item has its entry in the heap.

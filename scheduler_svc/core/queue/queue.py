@@ -160,8 +160,7 @@ class WaitingQueue:
 
     def overdue(self, now: float) -> Request | None:
         """Return a request that never ran and should have by now; None where there is none."""
-        top = self._start_by.peek()
-        return None if top is None or top[0] > now else top[1]
+        return self._start_by.peek_due(now)
 
     def may_wait(self, request: Request) -> None:
         """Let a request that is overdue wait for as long as it must."""

@@ -124,8 +124,8 @@ class Router:
 
     def forget_due(self, now: float) -> None:
         """Forget until when requests were left to others, where that time has come."""
-        while (top := self._left_until.peek()) is not None and top[0] <= now:
-            self._left_until.discard(top[1].number)
+        while (request := self._left_until.peek_due(now)) is not None:
+            self._left_until.discard(request.number)
 
     @property
     def next_due_s(self) -> float | None:

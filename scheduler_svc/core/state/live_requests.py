@@ -67,8 +67,7 @@ class LiveRequests:
 
     def expired(self, now: float) -> Request | None:
         """Return the request with the earliest deadline if that is not after `now`, else None."""
-        top = self._deadlines.peek()
-        return None if top is None or top[0] > now else top[1]
+        return self._deadlines.peek_due(now)
 
     def add(self, request: Request) -> None:
         """Add one choice of a request, which gets to know its siblings by it."""
