@@ -20,7 +20,10 @@ from tandem_bench.link.processes import BenchFailed, CoreWithClients, started_re
 from tandem_bench.stream.service import StreamService
 from tandem_client.cli.app import app
 
-KEYS = ["step_ms", "rows", "window", "transport", "clients", "idle_percent", "scheduler_cpu_us"]
+KEYS = [
+    *("step_ms", "rows", "window", "transport", "clients", "executors"),
+    *("steps_per_s", "idle_percent", "scheduler_cpu_us"),
+]
 TINY = ["--step-ms", "3", "--rows", "2", "--seconds", "1"]
 
 
@@ -119,7 +122,7 @@ class TestSweep:
         def measure(point: Point, *, seconds: float) -> Costs:
             if point.rows == 2:
                 raise BenchFailed("no 2 requests ran together")
-            return Costs(point, 1.0, 2.0)
+            return Costs(point, 1.0, 2.0, 3.0)
 
         monkeypatch.setattr(link, "measure", measure)
         assert 1 == link.main(["--rows", "1", "2", "4", "--json"])
@@ -131,6 +134,13 @@ class TestSweep:
         )
 
 
+class FakeExecutors:
+    address = "127.0.0.1:1"
+
+    def __len__(self) -> int:
+        return 1
+
+
 class TestProcesses:
     @pytest.mark.parametrize("kind", [CoreWithClients, StreamService])
     def test_service_that_is_late_is_ended(self, monkeypatch, tmp_path, kind):
@@ -138,7 +148,7 @@ class TestProcesses:
         A service that does not listen in time is an error with a sentence, and does not outlive it.
         """
         monkeypatch.setattr("tandem_bench.link.processes.START_DEADLINE_S", 0.0)
-        executor = SimpleNamespace(address="127.0.0.1:1")
+        executor = FakeExecutors()
         arguments = {
             CoreWithClients: {"rows": 1, "window": 2, "run_ahead": 2, "clients": 1},
             StreamService: {"streams": 1, "frontends": 1},
@@ -202,6 +212,19 @@ class TestOutput:
         assert (3.0, 2, 2, "unix", 0) == tuple(costs.values())[:5]
         assert 0 <= costs["idle_percent"] < 100
         assert 0 < costs["scheduler_cpu_us"]
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("clients", [0, 2])
+    def test_several_executors_have_their_rows_each(self, capfd, clients):
+        """
+        With several executors each has all the rows, from requests of its own or from streams.
+        """
+        flags = [*TINY, "--executors", "1", "2", "--clients", str(clients), "--json"]
+        assert 0 == main(["link", *flags])
+        alone, both = json.loads(capfd.readouterr().out)
+        assert (1, 2) == (alone["executors"], both["executors"])
+        assert 0 < both["steps_per_s"]
+        assert 0 <= both["idle_percent"] < 100
 
     @pytest.mark.slow
     def test_whole_service_with_clients(self, capfd):

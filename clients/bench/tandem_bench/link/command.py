@@ -1,12 +1,14 @@
 """
-`tandem bench link [flags]`: how long an executor waits for its scheduler.
+`tandem bench link [flags]`: how long executors wait for their scheduler.
 
-The executor has no model: its steps take a fixed time, as a device's would, and it adds up the time
+An executor has no model: its steps take a fixed time, as a device's would, and it adds up the time
 in which the device is idle although requests run. The scheduler is a core process with its real
 loop, session and link. Without clients the requests are made in the core process, and their outputs
 are encoded and dropped; with clients the scheduler is a whole service with a frontend, and a reader
 process takes the streams. The results are the device's idle time in percent, which is the median of
-five spans, and the CPU time of the core process per step in microseconds.
+five spans, the steps of all executors in a second, and the CPU time of the core process per step in
+microseconds. Several executors are to have as many times the steps of one, as far as the machine
+has processors for all these processes.
 
 Without options for points, a few of them are measured, and none is begun after 33 s. With several
 values of an option, or with --full, every combination is measured.
@@ -38,7 +40,7 @@ from tandem_bench.link.processes import (
     Core,
     CoreAlone,
     CoreWithClients,
-    FixedStepExecutor,
+    FixedStepExecutors,
     cpu_ns,
 )
 
@@ -64,6 +66,8 @@ _TABLE = Table(
         "window": "window",
         "transport": "transport",
         "clients": "clients",
+        "executors": "executors",
+        "steps_per_s": "steps/s",
         "idle_percent": "idle %",
         "scheduler_cpu_us": "scheduler us",
     },
@@ -77,11 +81,12 @@ class Point:
 
     Attributes:
         step_ms: Duration of a step, in milliseconds.
-        rows: Number of rows that decode.
+        rows: Number of rows that decode on each executor.
         window: Steps in flight: 1 and 2 set the scheduler's `window`; more set its `run_ahead`,
             with a `window` of 2.
         transport: Socket of the step link, "unix" or "tcp".
-        clients: Number of client streams; 0 for no frontend at all.
+        clients: Number of client streams for each executor; 0 for no frontend at all.
+        executors: Number of executors.
     """
 
     step_ms: float
@@ -89,13 +94,15 @@ class Point:
     window: int
     transport: str
     clients: int
+    executors: int = 1
 
     @property
     def in_words(self) -> str:
         """Description in one line, for messages."""
+        executors = "" if self.executors == 1 else f", {self.executors} executors"
         return (
             f"{self.step_ms:g} ms, {self.rows} rows, window {self.window}, {self.transport}, "
-            f"{self.clients} clients"
+            f"{self.clients} clients{executors}"
         )
 
 
@@ -106,13 +113,15 @@ class Costs:
 
     Attributes:
         point: Point that was measured.
-        idle_percent: Percentage of the time, while requests ran, in which the device had nothing
+        idle_percent: Percentage of the time, while requests ran, in which the devices had nothing
             to do; median of several spans.
+        steps_per_s: Steps of all executors in a second.
         scheduler_cpu_us: CPU time of all threads of the core process, microseconds per step.
     """
 
     point: Point
     idle_percent: float
+    steps_per_s: float
     scheduler_cpu_us: float
 
     def as_json(self) -> dict[str, int | float | str]:
@@ -124,6 +133,8 @@ class Costs:
             "window": point.window,
             "transport": point.transport,
             "clients": point.clients,
+            "executors": point.executors,
+            "steps_per_s": round(self.steps_per_s),
             "idle_percent": round(self.idle_percent, 2),
             "scheduler_cpu_us": round(self.scheduler_cpu_us, 1),
         }
@@ -151,39 +162,41 @@ def measure(point: Point, *, seconds: float) -> Costs:
     """
     with tempfile.TemporaryDirectory(prefix="tandem-bench-") as name:
         directory = Path(name)
-        executor = FixedStepExecutor(point.step_ms, point.rows, point.transport, directory)
+        executors = FixedStepExecutors(
+            point.executors, point.step_ms, point.rows, point.transport, directory
+        )
         try:
-            core = _start_core(point, executor, directory)
+            core = _start_core(point, executors, directory)
             try:
-                executor.wait_for_rows(point.rows)
+                executors.wait_for_rows(point.rows)
                 time.sleep(_SETTLE_S)
-                return _measure(point, executor, core, seconds)
+                return _measure(point, executors, core, seconds)
             finally:
                 core.close()
         finally:
-            executor.close()
+            executors.close()
 
 
-def _start_core(point: Point, executor: FixedStepExecutor, directory: Path) -> Core:
+def _start_core(point: Point, executors: FixedStepExecutors, directory: Path) -> Core:
     window, run_ahead = min(point.window, 2), point.window
     if point.clients == 0:
-        return CoreAlone(executor, point.rows, window, run_ahead, directory=directory)
+        return CoreAlone(executors, point.rows, window, run_ahead, directory=directory)
     return CoreWithClients(
-        executor, point.rows, window, run_ahead, clients=point.clients, directory=directory
+        executors, point.rows, window, run_ahead, clients=point.clients, directory=directory
     )
 
 
-def _measure(point: Point, executor: FixedStepExecutor, core: Core, seconds: float) -> Costs:
-    cpu_before_ns, first = cpu_ns(core.pid), executor.report()
+def _measure(point: Point, executors: FixedStepExecutors, core: Core, seconds: float) -> Costs:
+    cpu_before_ns, first, began_s = cpu_ns(core.pid), executors.report(), time.monotonic()
     idle_percents, before = [], first
     for _ in range(_NUM_SPANS):
         time.sleep(seconds / _NUM_SPANS)
-        after = executor.report()
+        after = executors.report()
         idle_ns = after["idle_ns"] - before["idle_ns"]
         busy_ns = after["busy_ns"] - before["busy_ns"]
         idle_percents.append(100 * idle_ns / max(1, idle_ns + busy_ns))
         before = after
-    spent_ns = cpu_ns(core.pid) - cpu_before_ns
+    spent_ns, spent_s = cpu_ns(core.pid) - cpu_before_ns, time.monotonic() - began_s
     num_steps = before["steps"] - first["steps"]
     if num_steps == 0:
         raise BenchFailed("no step was computed while it was measured")
@@ -194,6 +207,7 @@ def _measure(point: Point, executor: FixedStepExecutor, core: Core, seconds: flo
     return Costs(
         point=point,
         idle_percent=statistics.median(idle_percents),
+        steps_per_s=num_steps / spent_s,
         scheduler_cpu_us=spent_ns / num_steps / 1e3,
     )
 
@@ -216,41 +230,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _chosen(given: argparse.Namespace) -> Sequence[Point]:
-    is_wide: bool = given.full
-    if not is_wide and not (
-        given.step_ms or given.rows or given.window or given.transport or given.clients
+    if not given.full and not (
+        given.step_ms
+        or given.rows
+        or given.window
+        or given.transport
+        or given.clients
+        or given.executors
     ):
         return MAIN_POINTS
-    points = list(
-        _points(
-            given.step_ms or (STEPS_MS if is_wide else (2.0,)),
-            given.rows or (ROWS if is_wide else (256,)),
-            given.window or (WINDOWS if is_wide else (2,)),
-            given.transport or (TRANSPORTS if is_wide else ("unix",)),
-            given.clients or (CLIENTS if is_wide else (0,)),
-        )
-    )
+    points = list(_points(given))
     if any(point.clients and point.rows > MAX_CHOICES * point.clients for point in points):
         _parser().error(f"--clients: none can have more than {MAX_CHOICES} of the --rows")
     return points
 
 
-def _points(
-    steps_ms: Sequence[float],
-    rows: Sequence[int],
-    windows: Sequence[int],
-    transports: Sequence[str],
-    clients: Sequence[int],
-) -> Iterator[Point]:
+def _points(given: argparse.Namespace) -> Iterator[Point]:
     """Yield all combinations once; clients are reduced until they divide the rows evenly."""
+    is_wide: bool = given.full
     seen = set()
-    for step_ms, num_rows, window, transport, most_clients in itertools.product(
-        steps_ms, rows, windows, transports, clients
+    for step_ms, num_rows, window, transport, most_clients, num_executors in itertools.product(
+        given.step_ms or (STEPS_MS if is_wide else (2.0,)),
+        given.rows or (ROWS if is_wide else (256,)),
+        given.window or (WINDOWS if is_wide else (2,)),
+        given.transport or (TRANSPORTS if is_wide else ("unix",)),
+        given.clients or (CLIENTS if is_wide else (0,)),
+        given.executors or (1,),
     ):
         num_clients = min(num_rows, most_clients)
         while num_clients and num_rows % num_clients:
             num_clients -= 1
-        point = Point(step_ms, num_rows, window, transport, num_clients)
+        point = Point(step_ms, num_rows, window, transport, num_clients, num_executors)
         if point not in seen:
             seen.add(point)
             yield point
@@ -261,7 +271,9 @@ def _parser() -> BenchParser:
     parser.add_list(
         "--step-ms", type=time_above_zero, help="duration of a step in milliseconds; default: 2"
     )
-    parser.add_list("--rows", type=at_least_one, help="rows that decode; default: 256")
+    parser.add_list(
+        "--rows", type=at_least_one, help="rows that decode on each executor; default: 256"
+    )
     parser.add_list(
         "--window",
         type=at_most(MAX_WINDOW),
@@ -273,7 +285,11 @@ def _parser() -> BenchParser:
     parser.add_list(
         "--clients",
         type=count,
-        help="client streams, which share the rows evenly; 0 for no frontend; default: 0",
+        help="client streams for each executor, which share its rows evenly; 0 for no frontend; "
+        "default: 0",
+    )
+    parser.add_list(
+        "--executors", type=at_least_one, help="executors that serve together; default: 1"
     )
     parser.add_argument(
         "--full",

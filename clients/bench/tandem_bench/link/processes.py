@@ -175,8 +175,51 @@ class FixedStepExecutor(Process):
         self.wait_for(is_steady, f"no {rows} requests ran together")
 
 
+class FixedStepExecutors:
+    """
+    Executors that serve together.
+
+    Attributes:
+        address: Their addresses, as for `--executor`.
+    """
+
+    def __init__(
+        self, count: int, step_ms: float, rows: int, transport: str, directory: Path
+    ) -> None:
+        self._opened = contextlib.ExitStack()
+        self._executors: list[FixedStepExecutor] = []
+        with self._opened:
+            for number in range(count):
+                own = directory / str(number)
+                own.mkdir()
+                executor = FixedStepExecutor(step_ms, rows, transport, own)
+                self._executors.append(self._opened.enter_context(executor))
+            self._opened = self._opened.pop_all()
+        self.address = ",".join(executor.address for executor in self._executors)
+
+    def __len__(self) -> int:
+        return len(self._executors)
+
+    def report(self) -> dict[str, float]:
+        """Return the sums of their totals until now."""
+        totals: dict[str, float] = {}
+        for executor in self._executors:
+            for name, value in executor.report().items():
+                totals[name] = totals.get(name, 0) + value
+        return totals
+
+    def wait_for_rows(self, rows: int) -> None:
+        """Wait until all steps of each, in a short span, have this many rows."""
+        for executor in self._executors:
+            executor.wait_for_rows(rows)
+
+    def close(self) -> None:
+        """End them all."""
+        self._opened.close()
+
+
 class Core(Protocol):
-    """Core process that keeps an executor busy."""
+    """Core process that keeps executors busy."""
 
     @property
     def pid(self) -> int:
@@ -194,7 +237,7 @@ class CoreAlone(Process):
 
     def __init__(
         self,
-        executor: FixedStepExecutor,
+        executors: FixedStepExecutors,
         rows: int,
         window: int,
         run_ahead: int,
@@ -204,7 +247,7 @@ class CoreAlone(Process):
         super().__init__(
             (
                 "tandem_bench.link.worker",
-                f"--executor={executor.address}",
+                f"--executor={executors.address}",
                 f"--directory={directory}",
                 f"--rows={rows}",
                 f"--window={window}",
@@ -222,12 +265,14 @@ class CoreAlone(Process):
 class SchedulerService(Process):
     """Whole scheduler service that listens on a free port and has no other servers."""
 
-    def __init__(self, executor: FixedStepExecutor, directory: Path, *options: str) -> None:
+    def __init__(
+        self, executor: FixedStepExecutor | FixedStepExecutors, directory: Path, *options: str
+    ) -> None:
         """
         Start the service and wait until it listens.
 
         Args:
-            executor: Executor that it uses.
+            executor: Executor that it uses, or several.
             directory: Directory for the ready file.
             options: Further arguments of the service.
 
@@ -257,7 +302,7 @@ class CoreWithClients(SchedulerService):
 
     def __init__(
         self,
-        executor: FixedStepExecutor,
+        executors: FixedStepExecutors,
         rows: int,
         window: int,
         run_ahead: int,
@@ -265,15 +310,18 @@ class CoreWithClients(SchedulerService):
         clients: int,
         directory: Path,
     ) -> None:
+        """Start the service, and let `clients` of each executor have its `rows` together."""
         super().__init__(
-            executor,
+            executors,
             directory,
-            f"--max-num-seqs={rows}",
+            f"--max-num-seqs={rows * len(executors)}",
             f"--window={window}",
             f"--run-ahead={run_ahead}",
         )
         with self.closed_on_failure():
-            requests = generate_requests(clients, rows // clients)
+            requests = generate_requests(
+                clients * len(executors), rows // clients, executors=len(executors)
+            )
             self._reader = started_reader(self.address, requests)
 
     def check(self) -> None:

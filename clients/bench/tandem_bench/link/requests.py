@@ -23,15 +23,15 @@ _LOWEST_ID, _HIGHEST_ID = 3, 4000
 
 
 def max_tokens_for(rows: int) -> int:
-    """Return the output tokens that fit for each row: many seconds of the shortest steps."""
+    """Return the output tokens that fit for each row of an executor: many seconds of steps."""
     longest = SHORTEST_PROMPT + PROMPT_LENS
     room = int(NUM_BLOCKS * BLOCK_SIZE * _USABLE_SHARE) // rows
     return min(MAX_MODEL_LEN, room) - longest - BLOCK_SIZE
 
 
-def submits(rows: int) -> Iterator[Submit]:
-    """Yield one request per row, as a frontend submits it to the core."""
-    for number, prompt in enumerate(_prompts(rows)):
+def submits(rows: int, executors: int) -> Iterator[Submit]:
+    """Yield one request per row of each executor, as a frontend submits it to the core."""
+    for number, prompt in enumerate(_prompts(rows * executors)):
         yield Submit(
             stream_id=number,
             request_id=f"bench-{number}",
@@ -45,13 +45,19 @@ def submits(rows: int) -> Iterator[Submit]:
         )
 
 
-def generate_requests(clients: int, choices: int) -> list[bytes]:
-    """Make one serialized request per client, each with `choices` rows (parallel sampling)."""
+def generate_requests(clients: int, choices: int, executors: int = 1) -> list[bytes]:
+    """
+    Make one serialized request per client, each with `choices` rows (parallel sampling), which so
+    many executors share.
+    """
     return [
         GenerateRequest(
             token_ids={"ids": prompt.tolist()},
             sampling={"temperature": 1.0, "seed": number},
-            stopping={"max_tokens": max_tokens_for(clients * choices), "ignore_eos": True},
+            stopping={
+                "max_tokens": max_tokens_for(clients * choices // executors),
+                "ignore_eos": True,
+            },
             n=choices,
         ).SerializeToString()
         for number, prompt in enumerate(_prompts(clients))

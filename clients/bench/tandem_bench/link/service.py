@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from scheduler_svc.config.settings import load_settings
+from scheduler_svc.executor_client.claims import Claims
 from scheduler_svc.executor_client.connection import ExecutorConnector
 from scheduler_svc.executor_client.link import ExecutorLink
 from scheduler_svc.executor_client.model_cache import ModelCache
@@ -26,10 +27,10 @@ def make_loop(
     rows: int,
 ) -> CoreLoop:
     """
-    Make a core loop that drives an executor.
+    Make a core loop that drives executors.
 
     Args:
-        executor: Address of the executor.
+        executor: Addresses of the executors, as for `--executor`.
         socket: Socket in place of the frontends'.
         directory: Directory for tokenizer files.
         window: Steps in flight.
@@ -50,13 +51,19 @@ def make_loop(
         {},
     )
     wakeup = Wakeup()
-    connector = ExecutorConnector(
-        (executor,),
-        scheduler=SchedulerId(name="bench", incarnation=secrets.token_hex(8)),
-        lease_ms=loaded.settings.lease_ms,
-        take_over=False,
-        cache=ModelCache(directory / "models"),
-        accept=lambda description: loaded.limits_on(description.geometry),
-    )
-    link = ExecutorLink(connector, wake=wakeup.set)
-    return CoreLoop(loaded, socket, lambda _: link, wakeup, clock=time.monotonic)
+    scheduler = SchedulerId(name="bench", incarnation=secrets.token_hex(8))
+    cache, claims = ModelCache(directory / "models"), Claims()
+
+    def make_link(address: str) -> ExecutorLink:
+        connector = ExecutorConnector(
+            (address,),
+            scheduler=scheduler,
+            lease_ms=loaded.settings.lease_ms,
+            take_over=False,
+            cache=cache,
+            accept=lambda description: loaded.limits_on(description.geometry),
+            claims=claims,
+        )
+        return ExecutorLink(connector, wake=wakeup.set)
+
+    return CoreLoop(loaded, socket, make_link, wakeup, clock=time.monotonic)

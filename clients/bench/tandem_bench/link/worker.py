@@ -2,8 +2,8 @@
 Core process without frontends, for the benchmark of the step link.
 
 It runs the service's own loop, session and link on requests that are made here; their outputs are
-encoded and dropped. It prints one line, `steady`, once every request decodes, and ends when its
-input is closed, also before that.
+encoded and dropped. It prints one line, `steady`, once every request of an executor decodes, and
+ends when its input is closed, also before that.
 """
 
 from __future__ import annotations
@@ -94,18 +94,22 @@ def _serve(given: argparse.Namespace) -> None:
     from tandem_bench.link.service import make_loop  # noqa: PLC0415  # this imports gRPC
 
     socket = SilentSocket(given.rows)
+    num_executors = len(given.executor.split(","))
     loop = make_loop(
         given.executor,
         cast("CoreSocket", socket),
         given.directory,
         window=given.window,
         run_ahead=given.run_ahead,
-        rows=given.rows,
+        rows=given.rows * num_executors,
     )
     core = threading.Thread(target=loop.run, name="core", daemon=True)
     core.start()
     # Not on this thread, which has to notice the end of the input at any time.
-    threading.Thread(target=_submit, args=(socket, given.rows), name="submit", daemon=True).start()
+    submit = threading.Thread(
+        target=_submit, args=(socket, given.rows, num_executors), name="submit", daemon=True
+    )
+    submit.start()
     try:
         sys.stdin.read()
     finally:
@@ -114,11 +118,11 @@ def _serve(given: argparse.Namespace) -> None:
         loop.stop_links(release=True)
 
 
-def _submit(socket: SilentSocket, rows: int) -> None:
-    """Submit all requests, wait until every one decodes, and print `steady`."""
+def _submit(socket: SilentSocket, rows: int, executors: int) -> None:
+    """Submit all requests, wait until every one of an executor decodes, and print `steady`."""
     socket.put(Hello(0, 0))
     socket.has_model.wait()
-    for message in submits(rows):
+    for message in submits(rows, executors):
         socket.put(message)
     socket.is_steady.wait()
     sys.stdout.write("steady\n")
@@ -127,11 +131,11 @@ def _submit(socket: SilentSocket, rows: int) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tandem_bench.link.worker")
-    parser.add_argument("--executor", required=True, help="address of the executor")
+    parser.add_argument("--executor", required=True, help="addresses of the executors")
     parser.add_argument(
         "--directory", type=Path, required=True, help="directory for tokenizer files"
     )
-    parser.add_argument("--rows", type=int, required=True, help="requests that decode")
+    parser.add_argument("--rows", type=int, required=True, help="requests that decode on each")
     parser.add_argument("--window", type=int, required=True, help="steps in flight")
     parser.add_argument(
         "--run-ahead", type=int, required=True, help="steps in flight while no request waits"
