@@ -22,7 +22,7 @@ from tandem_client.cli.app import app
 
 KEYS = [
     *("step_ms", "rows", "window", "transport", "clients", "executors"),
-    *("steps_per_s", "idle_percent", "scheduler_cpu_us"),
+    *("steps_per_s", "idle_percent", "scheduler_cpu_us", "executor_cpu_us"),
 ]
 TINY = ["--step-ms", "3", "--rows", "2", "--seconds", "1"]
 
@@ -66,6 +66,9 @@ class FakeExecutor:
     def __init__(self, rows: int, until_step: int) -> None:
         self._rows, self._until_step = rows, until_step
         self._report = dict.fromkeys(("steps", "rows", "busy_ns", "idle_ns"), 0)
+
+    def cpu_ns(self) -> int:
+        return 0
 
     def report(self) -> dict[str, float]:
         for _ in range(10):
@@ -122,7 +125,7 @@ class TestSweep:
         def measure(point: Point, *, seconds: float) -> Costs:
             if point.rows == 2:
                 raise BenchFailed("no 2 requests ran together")
-            return Costs(point, 1.0, 2.0, 3.0)
+            return Costs(point, 1.0, 2.0, 3.0, 4.0)
 
         monkeypatch.setattr(link, "measure", measure)
         assert 1 == link.main(["--rows", "1", "2", "4", "--json"])

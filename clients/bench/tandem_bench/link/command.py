@@ -6,9 +6,9 @@ in which the device is idle although requests run. The scheduler is a core proce
 loop, session and link. Without clients the requests are made in the core process, and their outputs
 are encoded and dropped; with clients the scheduler is a whole service with a frontend, and a reader
 process takes the streams. The results are the device's idle time in percent, which is the median of
-five spans, the steps of all executors in a second, and the CPU time of the core process per step in
-microseconds. Several executors are to have as many times the steps of one, as far as the machine
-has processors for all these processes.
+five spans, the steps of all executors in a second, and the CPU time per step in microseconds, of
+the core process and of an executor's. Several executors are to have as many times the steps of one,
+as far as the machine has processors for all these processes.
 
 Without options for points, a few of them are measured, and none is begun after 33 s. With several
 values of an option, or with --full, every combination is measured.
@@ -70,6 +70,7 @@ _TABLE = Table(
         "steps_per_s": "steps/s",
         "idle_percent": "idle %",
         "scheduler_cpu_us": "scheduler us",
+        "executor_cpu_us": "executor us",
     },
 )
 
@@ -117,12 +118,14 @@ class Costs:
             to do; median of several spans.
         steps_per_s: Steps of all executors in a second.
         scheduler_cpu_us: CPU time of all threads of the core process, microseconds per step.
+        executor_cpu_us: The same of an executor's process.
     """
 
     point: Point
     idle_percent: float
     steps_per_s: float
     scheduler_cpu_us: float
+    executor_cpu_us: float
 
     def as_json(self) -> dict[str, int | float | str]:
         """Return the row for `--json`."""
@@ -137,6 +140,7 @@ class Costs:
             "steps_per_s": round(self.steps_per_s),
             "idle_percent": round(self.idle_percent, 2),
             "scheduler_cpu_us": round(self.scheduler_cpu_us, 1),
+            "executor_cpu_us": round(self.executor_cpu_us, 1),
         }
 
 
@@ -187,7 +191,8 @@ def _start_core(point: Point, executors: FixedStepExecutors, directory: Path) ->
 
 
 def _measure(point: Point, executors: FixedStepExecutors, core: Core, seconds: float) -> Costs:
-    cpu_before_ns, first, began_s = cpu_ns(core.pid), executors.report(), time.monotonic()
+    core_before_ns, executors_before_ns = cpu_ns(core.pid), executors.cpu_ns()
+    first, began_s = executors.report(), time.monotonic()
     idle_percents, before = [], first
     for _ in range(_NUM_SPANS):
         time.sleep(seconds / _NUM_SPANS)
@@ -196,7 +201,8 @@ def _measure(point: Point, executors: FixedStepExecutors, core: Core, seconds: f
         busy_ns = after["busy_ns"] - before["busy_ns"]
         idle_percents.append(100 * idle_ns / max(1, idle_ns + busy_ns))
         before = after
-    spent_ns, spent_s = cpu_ns(core.pid) - cpu_before_ns, time.monotonic() - began_s
+    core_ns, executors_ns = cpu_ns(core.pid), executors.cpu_ns()
+    spent_s = time.monotonic() - began_s
     num_steps = before["steps"] - first["steps"]
     if num_steps == 0:
         raise BenchFailed("no step was computed while it was measured")
@@ -208,7 +214,8 @@ def _measure(point: Point, executors: FixedStepExecutors, core: Core, seconds: f
         point=point,
         idle_percent=statistics.median(idle_percents),
         steps_per_s=num_steps / spent_s,
-        scheduler_cpu_us=spent_ns / num_steps / 1e3,
+        scheduler_cpu_us=(core_ns - core_before_ns) / num_steps / 1e3,
+        executor_cpu_us=(executors_ns - executors_before_ns) / num_steps / 1e3,
     )
 
 

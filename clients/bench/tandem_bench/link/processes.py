@@ -208,6 +208,10 @@ class FixedStepExecutors:
                 totals[name] = totals.get(name, 0) + value
         return totals
 
+    def cpu_ns(self) -> int:
+        """Return the CPU time of all their processes."""
+        return sum(cpu_ns(executor.pid) for executor in self._executors)
+
     def wait_for_rows(self, rows: int) -> None:
         """Wait until all steps of each, in a short span, have this many rows."""
         for executor in self._executors:
