@@ -14,7 +14,7 @@ from tandem.link.commands import KvMode
 from tandem.link.results import StepResult
 from tandem_embedded.backend import Backend
 from tandem_embedded.ledger import Ledger
-from tandem_embedded.parallel.accord import Accord, Meeting
+from tandem_embedded.parallel.accord import Accord, Meeting, is_of_computing
 from tandem_embedded.parallel.retries import Retries
 from tandem_embedded.parallel.worker import Worker
 
@@ -23,8 +23,8 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 def _is_expected(error: Exception) -> bool:
     """Return True for an error of a step that is recomputed without the caller's knowing."""
-    is_bug = isinstance(error, InternalError)
-    return isinstance(error, TandemError | RuntimeError | MemoryError) and not is_bug
+    is_told = isinstance(error, TandemError) and not isinstance(error, InternalError)
+    return is_told or is_of_computing(error)
 
 
 class Driver:

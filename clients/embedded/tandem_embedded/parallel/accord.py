@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from executor_svc.parallel.process_groups import ProcessGroups
 
 
+def is_of_computing(error: Exception) -> bool:
+    """Return True for an error that PyTorch or a lack of memory causes, rather than a bug."""
+    is_bug = isinstance(error, NotImplementedError | RecursionError)  # RuntimeErrors to Python
+    return isinstance(error, RuntimeError | MemoryError) and not is_bug
+
+
 class Meeting(enum.IntEnum):
     """Occasions on which all ranks meet: calls that they make together, and parts of these."""
 
@@ -146,8 +152,7 @@ class RanksAccord(Accord):
         """See `Accord.stop`: ranks never meet again, as they stopped at different places."""
         text = error.message if isinstance(error, TandemError) else str(error) or repr(error)
         why = self._why_stopped = text.partition("\n")[0]
-        is_bug = isinstance(error, NotImplementedError | RecursionError)  # RuntimeErrors to Python
-        if isinstance(error, RuntimeError | MemoryError) and not is_bug:
+        if is_of_computing(error):
             raise ExecutorLost(f"{self._rank_text()} cannot go on: {why}") from error
         raise error
 

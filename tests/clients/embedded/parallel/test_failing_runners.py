@@ -119,7 +119,12 @@ class TestFailures:
 
     @pytest.mark.parametrize(
         ("error", "raised"),
-        [(ValueError("a bug"), ValueError), (InternalError("a bug"), ExecutionError)],
+        [
+            (ValueError("a bug"), ValueError),
+            (NotImplementedError("a bug"), NotImplementedError),
+            (RecursionError("a bug"), RecursionError),
+            (InternalError("a bug"), ExecutionError),
+        ],
     )
     def test_bug_of_a_runner_is_raised_and_the_engine_goes_on(self, error, raised):
         """
