@@ -16,7 +16,6 @@ import msgspec
 import structlog
 import zmq.asyncio
 
-from scheduler_svc.frontend.calls.batches import let_reads_end
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.intake.memory import bound_heaps
 from scheduler_svc.frontend.server import start_servers
@@ -59,7 +58,6 @@ def run(argv: Sequence[str]) -> int:
     gc.freeze()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         read_all_wakeups(runner.get_loop())
-        let_reads_end(runner.get_loop())
         return runner.run(_serve(settings))
 
 

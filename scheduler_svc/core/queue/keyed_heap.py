@@ -62,8 +62,8 @@ class KeyedHeap(Generic[Order, T]):
 
     def peek_due(self, order: Order) -> T | None:
         """Return the item at the top if its order is at most this one, else None."""
-        if not self._heap or self._heap[0][0] > order:  # nearly always: entries of no item too
-            return None
+        if not self._heap or self._heap[0][0] > order:
+            return None  # nearly always; an entry of a removed item is no later than any item
         top = self.peek()
         return None if top is None or top[0] > order else top[1]
 

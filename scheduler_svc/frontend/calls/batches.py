@@ -3,14 +3,18 @@ Batches of gRPC's core under way when the client of their call goes, brought to 
 
 grpc.aio allocates the operations of each batch, 80 bytes and what belongs to them, and frees them
 in the coroutine that waits for the batch, after it. A batch that fails raises there, and one whose
-coroutine is cancelled is left there: both are never freed, about 100 bytes for each client that
-goes while its call reads. Calls opened and reset without end would fill the memory of a server.
-gRPC's main branch frees them with the object that owns them (`_BatchOperationTag`), which no
-release had when this was written (1.85.3).
+coroutine is cancelled is left there: both are never freed, 100 to 500 bytes for each client that
+goes meanwhile. gRPC's main branch frees them with the object that owns them (`_BatchOperationTag`),
+which no release had when this was written (1.85.3).
 
 When a client goes, gRPC's core ends the call and, within a turn or two of the loop, the batches
-that are under way. The call's task, cancelled with the first, is cancelled `DELAY_S` later here,
-after the others. A failure of the last status, which has no reader any more, is taken for an end.
+that are under way. The call's task, which is cancelled in the first of these turns, is cancelled
+`DELAY_S` later here, when the batches are over. So a handler may take a client that has gone for
+one that has said all, for `DELAY_S`: it must do nothing then that a cancellation does not undo. A
+refusal of a method that there is not counts as sent where its client has gone.
+
+Not mended: the status of any other call that fails, as its client has gone just before. A handler
+that answers within `DELAY_S` after its client's going loses that batch.
 
 What this rests on is not public, as in `screened_server`; test_batches.py counts bytes.
 """
@@ -32,20 +36,19 @@ _WATCHER = "rpc_task"
 """Name of the task of grpc.aio that cancels it when the client has gone."""
 
 
-def let_reads_end(loop: asyncio.AbstractEventLoop) -> None:
-    """Have calls of this loop's servers, whose clients go, see the end of their reads first."""
+def let_batches_end(loop: asyncio.AbstractEventLoop) -> None:
+    """Have the batches of a loop's calls end before the calls, when their clients go."""
+    loop.set_task_factory(_create_task)
 
-    def create(
-        loop: asyncio.AbstractEventLoop,
-        coroutine: Coroutine[Any, Any, Any] | Generator[Any, Any, Any],
-        /,
-        **kwargs: Any,
-    ) -> asyncio.Task[Any]:
-        is_handler = getattr(coroutine, "__name__", "") == _HANDLER
-        kind = _HandlerTask if is_handler else asyncio.Task
-        return kind(coroutine, loop=loop, **kwargs)
 
-    loop.set_task_factory(create)
+def _create_task(
+    loop: asyncio.AbstractEventLoop,
+    coroutine: Coroutine[Any, Any, Any] | Generator[Any, Any, Any],
+    /,
+    **kwargs: Any,
+) -> asyncio.Task[Any]:
+    is_handler = getattr(coroutine, "__name__", "") == _HANDLER
+    return (_HandlerTask if is_handler else asyncio.Task)(coroutine, loop=loop, **kwargs)
 
 
 class _HandlerTask(asyncio.Task[Any]):
@@ -53,25 +56,26 @@ class _HandlerTask(asyncio.Task[Any]):
 
     def cancel(self, msg: Any = None) -> bool:
         """Cancel the handler; `DELAY_S` later where its client has gone."""
-        canceller = asyncio.current_task()
+        loop = self.get_loop()
+        canceller = asyncio.current_task(loop)
         if canceller is None or canceller.get_name() != _WATCHER:
             return super().cancel(msg)
-        self.get_loop().call_later(DELAY_S, super().cancel, msg)
+        loop.call_later(DELAY_S, super().cancel, msg)
         return not self.done()
 
 
 class LastBatches:
     """
-    Event loop for the last batch of a call, a status: that it fails does not matter.
+    Stand-in for the running loop where a call's status is sent, whose failure counts as its end.
 
-    Slower than the loop for which it stands, of whose turns gRPC's events do not know.
+    gRPC's events reach the futures of another loop than theirs by a wake-up each, which is slow.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
 
     def create_future(self) -> asyncio.Future[None]:
-        """Return a future of a batch, which its failure ends like its success."""
+        """Return the future of a batch."""
         return _LastBatch(loop=self._loop)
 
     def __getattr__(self, name: str) -> Any:

@@ -2,8 +2,8 @@
 Core process without frontends, for the benchmark of the step link.
 
 It runs the service's own loop, session and link on requests that are made here; their outputs are
-encoded and dropped. It prints one line, `steady`, once every request of an executor decodes, and
-ends when its input is closed, also before that.
+encoded and dropped. It prints one line, `steady`, once as many requests decode as one executor has
+rows, and ends when its input is closed, also before that.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 
@@ -10,7 +11,6 @@ import grpc
 import pytest
 import uvloop
 
-from scheduler_svc.frontend.calls.batches import let_reads_end
 from scheduler_svc.frontend.calls.screened_server import screened_server
 from tests.faults.fuzz.tcp.frames import (
     END_HEADERS,
@@ -63,23 +63,34 @@ class Gate:
         changed()
 
 
-class Reader:
-    """A service whose calls read until their clients end or go."""
+class Handlers:
+    """
+    A handler of calls that waits for what its client never sends.
+
+    Attributes:
+        begun: Calls that have begun.
+        left: Calls that are over.
+    """
 
     def __init__(self) -> None:
         self.begun = self.left = 0
 
-    async def read(self, requests, _context):
+    @contextlib.contextmanager
+    def counted(self):
         self.begun += 1
         try:
-            async for _ in requests:
-                pass
-            await asyncio.Event().wait()
+            yield
         finally:
             self.left += 1
 
-    def handlers(self):
-        return {"Read": grpc.stream_stream_rpc_method_handler(self.read)}
+    async def wait(self, requests, _context):
+        with self.counted():
+            async for _ in requests:
+                pass
+            await asyncio.Event().wait()
+
+    def by_method(self):
+        return {"Wait": grpc.stream_stream_rpc_method_handler(self.wait)}
 
 
 async def open_calls_and_go(port: int, path: bytes) -> None:
@@ -93,14 +104,18 @@ async def open_calls_and_go(port: int, path: bytes) -> None:
     writer.close()
 
 
-async def calls_leave_nothing(path: bytes) -> bool:
-    """Return whether the heap is as it was, soon after thousands of calls of this path."""
-    let_reads_end(asyncio.get_running_loop())
-    served = Reader()
+async def started_server(handlers: Handlers) -> tuple[grpc.aio.Server, int]:
     server = screened_server((), (), Gate(), ())
-    server.add_registered_method_handlers("tests.Left", served.handlers())
+    server.add_registered_method_handlers("tests.Left", handlers.by_method())
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
+    return server, port
+
+
+async def calls_leave_nothing(path: bytes) -> bool:
+    """Return whether the heap is as it was, soon after thousands of calls of this path."""
+    served = Handlers()
+    server, port = await started_server(served)
 
     async def play(num_connections: int) -> None:
         for _ in range(num_connections):
@@ -120,12 +135,34 @@ async def calls_leave_nothing(path: bytes) -> bool:
     return is_back
 
 
-@pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])
-@pytest.mark.parametrize("path", [b"/tests.Left/Read", b"/tests.Left/Nothing"])
-def test_calls_whose_client_goes_leave_no_memory(path, make):
+LOOPS = pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])
+
+
+@LOOPS
+@pytest.mark.parametrize("method", ["Wait", "Nothing"])
+def test_calls_whose_client_goes_leave_no_memory(method, make):
     """
-    Thousands of calls, of a method that reads and of one that there is not, whose client goes in
-    the middle: what gRPC's core allocated for them is freed.
+    Thousands of calls whose client goes in the middle, of a method that reads and works on and of
+    one that there is not: their batches are freed.
     """
     with asyncio.Runner(loop_factory=make) as runner:
-        assert runner.run(calls_leave_nothing(path))
+        assert runner.run(calls_leave_nothing(f"/tests.Left/{method}".encode()))
+
+
+@LOOPS
+def test_loop_may_end_right_after_a_server_with_calls(make):
+    """
+    A server is stopped while a client is in a call, and its loop is closed at once: nothing raises.
+    """
+
+    async def stop_with_a_call() -> None:
+        served = Handlers()
+        server, port = await started_server(served)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.stream_stream("/tests.Left/Wait")()
+            await until(lambda: served.begun)
+            await server.stop(0)
+            call.cancel()
+
+    with asyncio.Runner(loop_factory=make) as runner:
+        runner.run(stop_with_a_call())
