@@ -4,17 +4,19 @@ Batches of gRPC's core under way when the client of their call goes, brought to 
 grpc.aio allocates the operations of each batch, 80 bytes and what belongs to them, and frees them
 in the coroutine that waits for the batch, after it. A batch that fails raises there, and one whose
 coroutine is cancelled is left there: both are never freed, 100 to 500 bytes for each client that
-goes meanwhile. gRPC's main branch frees them with the object that owns them (`_BatchOperationTag`),
-which no release had when this was written (1.85.3).
+goes meanwhile. Calls opened and reset without end would fill the memory of a server. gRPC's main
+branch frees them with the object that owns them (`_BatchOperationTag`), which no release had when
+this was written (1.85.3).
 
-When a client goes, gRPC's core ends the call and, within a turn or two of the loop, the batches
-that are under way. The call's task, which is cancelled in the first of these turns, is cancelled
-`DELAY_S` later here, when the batches are over. So a handler may take a client that has gone for
-one that has said all, for `DELAY_S`: it must do nothing then that a cancellation does not undo. A
-refusal of a method that there is not counts as sent where its client has gone.
+*Reads.* When a client goes, gRPC's core ends the call and, within a turn or two of the loop, the
+batches that are under way. The call's task, which is cancelled in the first of these turns, is
+cancelled `DELAY_S` later here, when the batches are over. So a handler may take a client that has
+gone for one that has said all, for `DELAY_S`: it must do nothing then that a cancellation does not
+undo.
 
-Not mended: the status of any other call that fails, as its client has gone just before. A handler
-that answers within `DELAY_S` after its client's going loses that batch.
+*Status.* Who sends a call's status says so first (`status_follows`), and its failure counts as its
+end then, since only a client that has gone keeps it from being sent. A message that fails is lost
+as before: one for each client that goes while it is written.
 
 What this rests on is not public, as in `screened_server`; test_batches.py counts bytes.
 """
@@ -22,6 +24,7 @@ What this rests on is not public, as in `screened_server`; test_batches.py count
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine, Generator
 from typing import Any
 
@@ -38,7 +41,27 @@ _WATCHER = "rpc_task"
 
 def let_batches_end(loop: asyncio.AbstractEventLoop) -> None:
     """Have the batches of a loop's calls end before the calls, when their clients go."""
+    if loop.get_task_factory() is _create_task:
+        return
     loop.set_task_factory(_create_task)
+    create_future = loop.create_future
+
+    def create() -> asyncio.Future[Any]:
+        if _next.is_status:
+            _next.is_status = False
+            return _StatusFuture(loop=loop)
+        return create_future()
+
+    replacement: Any = create  # mypy has no wider type for it
+    loop.create_future = replacement  # type: ignore[method-assign]  # grpc.aio has no hook for this
+
+
+def status_follows() -> None:
+    """
+    Note that the next batch of this thread's loop sends a call's status; to be called right before
+    the call ends, with nothing awaited in between.
+    """
+    _next.is_status = True
 
 
 def _create_task(
@@ -64,25 +87,18 @@ class _HandlerTask(asyncio.Task[Any]):
         return not self.done()
 
 
-class LastBatches:
-    """
-    Stand-in for the running loop where a call's status is sent, whose failure counts as its end.
+class _Next(threading.local):
+    """What is known of the next future of this thread's loop."""
 
-    gRPC's events reach the futures of another loop than theirs by a wake-up each, which is slow.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-
-    def create_future(self) -> asyncio.Future[None]:
-        """Return the future of a batch."""
-        return _LastBatch(loop=self._loop)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loop, name)
+    is_status = False
 
 
-class _LastBatch(asyncio.Future[None]):
+_next = _Next()
+
+
+class _StatusFuture(asyncio.Future[Any]):
+    """Future of a batch that sends a status, or of anything else if none was sent after all."""
+
     def set_exception(self, exception: type | BaseException, /) -> None:
         if isinstance(exception, cygrpc.ExecuteBatchError):
             self.set_result(None)

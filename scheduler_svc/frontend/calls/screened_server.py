@@ -25,7 +25,7 @@ import grpc
 import grpc.aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not public, see above
 
-from scheduler_svc.frontend.calls.batches import LastBatches, let_batches_end
+from scheduler_svc.frontend.calls.batches import let_batches_end, status_follows
 from scheduler_svc.frontend.calls.call_line import CallLine
 from scheduler_svc.frontend.calls.rpc_handlers import Context, abort
 from tandem.errors import HandedOver
@@ -140,9 +140,9 @@ def _context(call: Any) -> Any:
 
 async def _refuse(call: Any) -> None:
     """Answer a call of a method that there is not."""
-    context = cygrpc._ServicerContext(call, None, None, LastBatches())  # noqa: SLF001  # see above
+    status_follows()
     with contextlib.suppress(*_ANSWERED_OR_GONE):
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, _UNKNOWN)
+        await _context(call).abort(grpc.StatusCode.UNIMPLEMENTED, _UNKNOWN)
 
 
 async def _hand_over(call: Any) -> None:

@@ -11,7 +11,10 @@ import grpc
 import pytest
 import uvloop
 
+from scheduler_svc.frontend.calls.interceptor import ErrorInterceptor
+from scheduler_svc.frontend.calls.rpc_handlers import abort
 from scheduler_svc.frontend.calls.screened_server import screened_server
+from tandem.errors import InvalidParameter, Unauthenticated
 from tests.faults.fuzz.tcp.frames import (
     END_HEADERS,
     HEADERS,
@@ -65,7 +68,7 @@ class Gate:
 
 class Handlers:
     """
-    A handler of calls that waits for what its client never sends.
+    Handlers of calls, each of which waits for what its client never sends.
 
     Attributes:
         begun: Calls that have begun.
@@ -89,8 +92,27 @@ class Handlers:
                 pass
             await asyncio.Event().wait()
 
+    async def end(self, requests, _context):
+        with self.counted():
+            async for _ in requests:
+                pass
+
+    async def refuse(self, requests, _context):
+        with self.counted():
+            async for _ in requests:
+                pass
+            raise InvalidParameter("no request came.", field="request")
+
+    async def turn_away(self, _requests, context):
+        with self.counted():
+            await abort(context, Unauthenticated("who calls?"))
+
     def by_method(self):
-        return {"Wait": grpc.stream_stream_rpc_method_handler(self.wait)}
+        named = {"Wait": self.wait, "End": self.end}
+        named |= {"Refuse": self.refuse, "TurnAway": self.turn_away}
+        return {
+            name: grpc.stream_stream_rpc_method_handler(handle) for name, handle in named.items()
+        }
 
 
 async def open_calls_and_go(port: int, path: bytes) -> None:
@@ -105,7 +127,7 @@ async def open_calls_and_go(port: int, path: bytes) -> None:
 
 
 async def started_server(handlers: Handlers) -> tuple[grpc.aio.Server, int]:
-    server = screened_server((), (), Gate(), ())
+    server = screened_server((ErrorInterceptor(),), (), Gate(), ())
     server.add_registered_method_handlers("tests.Left", handlers.by_method())
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -139,11 +161,11 @@ LOOPS = pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_even
 
 
 @LOOPS
-@pytest.mark.parametrize("method", ["Wait", "Nothing"])
+@pytest.mark.parametrize("method", ["Wait", "End", "Refuse", "TurnAway", "Nothing"])
 def test_calls_whose_client_goes_leave_no_memory(method, make):
     """
-    Thousands of calls whose client goes in the middle, of a method that reads and works on and of
-    one that there is not: their batches are freed.
+    Thousands of calls whose client goes in the middle, of methods that wait on, end, refuse what did
+    not come or turn all away, and of one that there is not: their batches are freed.
     """
     with asyncio.Runner(loop_factory=make) as runner:
         assert runner.run(calls_leave_nothing(f"/tests.Left/{method}".encode()))
