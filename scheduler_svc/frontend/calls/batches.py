@@ -88,7 +88,7 @@ class _HandlerTask(asyncio.Task[Any]):
 
 
 class _Next(threading.local):
-    """What is known of the next future of this thread's loop."""
+    """Facts about the next future of this thread's loop."""
 
     is_status = False
 
