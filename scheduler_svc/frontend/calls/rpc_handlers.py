@@ -8,7 +8,6 @@ from typing import Any
 
 import grpc
 
-from scheduler_svc.frontend.calls.batches import status_follows
 from scheduler_svc.frontend.calls.call_id import call_id
 from tandem.errors import TandemError
 from tandem.status import to_grpc_status
@@ -78,5 +77,4 @@ async def serve(behavior: Behavior, request: object, context: Context) -> object
 async def abort(context: Context, error: TandemError) -> None:
     """End a call with a typed status, which has the call's id."""
     status = to_grpc_status(error, request_id=call_id())
-    status_follows()
     await context.abort(status.code, status.details or "", status.trailing_metadata or ())
