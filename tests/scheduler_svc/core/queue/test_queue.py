@@ -374,6 +374,19 @@ class TestKeyedHeap:
                 heap.discard(number)
         assert ([0, 3, 6, 1, 4, 7, 2, 5], [6, 4]) == (seen, list(heap))
 
+    def test_only_an_item_in_the_heap_is_due(self):
+        """
+        The first item is due from its own order on; one that was removed before it never is.
+        """
+        heap = KeyedHeap()
+        heap.push(1.0, 0, "removed")
+        heap.push(3.0, 1, "kept")
+        heap.discard(0)
+        assert [None, None, "kept"] == [heap.peek_due(order) for order in (0.5, 2.0, 3.0)]
+        assert "kept" == heap.peek_due(4.0)
+        heap.discard(1)
+        assert heap.peek_due(4.0) is None
+
     def test_removed_entries_do_not_pile_up(self):
         """
         A heap that is filled and emptied for ever stays small.
