@@ -19,6 +19,8 @@ from tandem.network.grpc_wakeups import read_all_wakeups
 
 NUM_CALLS = 400
 BUSY_S = 1.0
+SLOW, SLOW_S = b"slow", 0.1
+"""Request that is answered late, and how late, seconds."""
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
@@ -33,7 +35,13 @@ class CountingLoop(asyncio.SelectorEventLoop):
 
 class Echo(grpc.GenericRpcHandler):
     def service(self, _details):
-        return grpc.unary_unary_rpc_method_handler(lambda request, _context: request)
+        return grpc.unary_unary_rpc_method_handler(echo)
+
+
+def echo(request: bytes, _context: object) -> bytes:
+    if request == SLOW:
+        time.sleep(SLOW_S)
+    return request
 
 
 def echo_server() -> tuple[grpc.Server, str]:
@@ -80,6 +88,31 @@ def in_a_process(*, reads_all: bool) -> tuple[int, int]:
     return num_answers, num_turns
 
 
+kept: list[object] = []
+"""Calls and channels of loops that were closed, which would end if they were freed."""
+
+
+def run_after_a_closed_loop() -> int:
+    """Return the answers that a loop gets while those of a loop that was closed come too."""
+    server, address = echo_server()
+
+    async def leave_calls() -> None:
+        channel = grpc.aio.insecure_channel(address)
+        await channel.channel_ready()
+        made = [channel.unary_unary("/e/e")(SLOW) for _ in range(20)]
+        kept.extend((channel, made, asyncio.all_tasks()))
+        await asyncio.sleep(0.05)
+
+    closed = asyncio.new_event_loop()
+    closed.run_until_complete(leave_calls())
+    closed.close()
+    with asyncio.Runner() as runner:
+        read_all_wakeups(runner.get_loop())
+        answers, _ = runner.run(asyncio.wait_for(calls(address), 30.0))
+    server.stop(0)
+    return answers
+
+
 class TestTurns:
     @pytest.mark.slow
     def test_burst_of_events_takes_few_turns(self):
@@ -105,6 +138,16 @@ class TestLoops:
             read_all_wakeups(runner.get_loop())
             assert NUM_CALLS == runner.run(calls(address))[0]
         server.stop(0)
+
+    @pytest.mark.slow
+    def test_answers_of_a_closed_loop_hold_up_no_others(self):
+        """
+        Answers to calls of a loop that was closed meanwhile are lost; those of another loop come.
+        """
+        program = f"from {__name__} import run_after_a_closed_loop as run; print(run(), flush=True)"
+        command = [sys.executable, "-c", f"{program}; import os; os._exit(0)"]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert NUM_CALLS == int(ran.stdout)
 
     def test_other_readers_are_as_they_were(self):
         """

@@ -30,6 +30,14 @@ class StubsError(Exception):
     """A command that failed, with what it printed."""
 
 
+class ToolMissing(StubsError):
+    """A tool is not there and could not be installed."""
+
+
+EXIT_NOT_INSTALLED = 75
+"""Exit code of deploy/local/buf without buf."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Language:
     """
@@ -90,6 +98,7 @@ def make_stubs(language: str, folder: Path) -> Stubs:
         folder: An empty folder to do it in.
 
     Raises:
+        ToolMissing: A tool could not be installed here.
         StubsError: A generator or a compiler failed.
     """
     start_s = time.monotonic()
@@ -140,6 +149,8 @@ def _run(command: Sequence[str], folder: Path, environment: dict[str, str] | Non
         text=True,
         check=False,
     )
+    if done.returncode == EXIT_NOT_INSTALLED:
+        raise ToolMissing(done.stderr.strip())
     if done.returncode != 0:
         raise StubsError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
     return done.stdout

@@ -10,6 +10,7 @@ from tests.contract.languages.stubs import (
     LANGUAGES,
     PROTOS,
     StubsError,
+    ToolMissing,
     declared,
     make_stubs,
     missing,
@@ -18,7 +19,11 @@ from tests.contract.languages.stubs import (
 
 def skip_or_fail_if_missing(language: str) -> None:
     """Skip the test, saying so, where a toolchain is missing; with CI set it fails instead."""
-    why = missing(language)
+    skip_or_fail(missing(language))
+
+
+def skip_or_fail(why: str) -> None:
+    """Skip the test for a reason, if there is one; with CI set it fails instead."""
     if why and not os.environ.get("CI"):
         pytest.skip(f"NOT TESTED: {why}")
     assert "" == why
@@ -33,7 +38,10 @@ class TestStubs:
         Each message and service of the contract is generated once, and all compile with a client.
         """
         skip_or_fail_if_missing(language)
-        stubs = make_stubs(language, tmp_path)
+        try:
+            stubs = make_stubs(language, tmp_path)
+        except ToolMissing as error:
+            skip_or_fail(str(error))
         known = LANGUAGES[language]
         assert declared("message") == stubs.messages
         assert (declared("service") if known.service else {}) == stubs.services

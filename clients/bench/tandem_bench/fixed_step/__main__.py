@@ -62,8 +62,8 @@ def _print_report(account: IdleAccount) -> None:
         "cpu_ns": time.process_time_ns(),
     }
     try:
-        sys.stdout.write(json.dumps(line) + "\n")
-        sys.stdout.flush()
+        # Past the buffer, which Python would write once more as it ends, and fail.
+        os.write(sys.stdout.fileno(), f"{json.dumps(line)}\n".encode())
     except OSError as error:
         sys.stderr.write(f"the report cannot be written: {error.strerror}\n")
 

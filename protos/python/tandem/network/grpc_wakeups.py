@@ -1,5 +1,5 @@
 """
-Wake-ups of event loops by grpc.aio, all read at once.
+Wake-ups of event loops by grpc.aio, read many at once.
 
 A thread of grpc.aio waits for the events of all calls. For each it writes one byte to a socket
 pair; the loop's reader takes one byte and every event that is there. With many events a turn, bytes
@@ -12,6 +12,7 @@ rests on is not public: grpcio's version is pinned, and test_grpc_wakeups.py cou
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import socket
 from collections.abc import Callable
@@ -21,11 +22,13 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not public, see
 
 _MAX_BYTES = 4096
 """More than the buffer of a socket pair holds of one-byte writes."""
+_NUM_KEPT = 2
+"""Wake-ups that `_read_and_handle` does not read itself: the one that is handled, and one more."""
 
 
 def read_all_wakeups(loop: asyncio.AbstractEventLoop) -> None:
     """
-    Have this loop read all of grpc.aio's waiting wake-ups in one turn, instead of one.
+    Have this loop read all of grpc.aio's waiting wake-ups in two turns, instead of one in each.
 
     To be called before the loop's first channel or server is made; nothing else changes.
     """
@@ -47,15 +50,18 @@ def _is_of_grpc(callback: Callable[..., Any]) -> bool:
 
 def _read_and_handle(wakeups: socket.socket, handle: Callable[[], Any]) -> None:
     """
-    Read all wake-ups but one, which `handle` reads before it takes all events.
+    Handle all events, for which `handle` reads one wake-up, then read the others but one.
 
-    An event is there before its wake-up is written, so none of those whose wake-up is read here
-    is missed.
+    An event is there before its wake-up is written, so those that waited before are of events that
+    are handled now, unless `handle` raises: at an event of a loop that is closed, for example. Then
+    all stay, and the next turns handle the events behind it. One stays in any case, since another
+    loop's thread may have read some meanwhile.
     """
     try:
         waiting = len(wakeups.recv(_MAX_BYTES, socket.MSG_PEEK))
-        if waiting > 1:
-            wakeups.recv(waiting - 1)
     except BlockingIOError:
         return  # another loop's thread has read them, and gives this loop its events
     handle()
+    if waiting > _NUM_KEPT:
+        with contextlib.suppress(BlockingIOError):
+            wakeups.recv(waiting - _NUM_KEPT)
