@@ -18,6 +18,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from scheduler_svc.frontend.calls.batches import status_follows
+from scheduler_svc.frontend.calls.rpc_handlers import write
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.intake.connection import connection_of
 from tandem.errors import InvalidParameter, QueueFull
@@ -68,6 +70,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # u
         """Answer at once; NOT_FOUND for an unknown name, as the protocol says."""
         if request.service not in self._serving:
             shown = request.service[:MAX_SHOWN_CHARS]
+            status_follows()
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
                 f"no health name {shown!r}; known: {sorted(self._serving)}",
@@ -97,7 +100,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # u
     async def _watch(self, name: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         changed = asyncio.Event()
         if name not in self._serving:
-            await context.write(Response(status=self._status(name)))
+            await write(context, Response(status=self._status(name)))
         while name not in self._serving:
             await self._knows_more.wait()
         watchers = self._watchers.setdefault(name, set())
@@ -109,7 +112,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # u
                 status = self._status(name)
                 if status != last:
                     last = status
-                    await context.write(Response(status=status))
+                    await write(context, Response(status=status))
                 else:
                     await changed.wait()
         finally:

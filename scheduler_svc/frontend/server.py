@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from scheduler_svc.config.frontend_security import FrontendSecurity
 from scheduler_svc.executor_client.channel import ExecutorAccess
+from scheduler_svc.frontend.calls.batches import DELAY_S
 from scheduler_svc.frontend.calls.interceptor import ErrorInterceptor
 from scheduler_svc.frontend.calls.refusal_lines import RefusalLines
 from scheduler_svc.frontend.calls.screened_server import CallGate, screened_server
@@ -69,6 +70,7 @@ class FrontendServers:
         opened = (self.public, self.admin, self.local)
         servers = [server for server in opened if server is not None]
         await asyncio.gather(*(server.stop(grace_s) for server in servers))
+        await asyncio.sleep(2 * DELAY_S)  # handlers that this has ended are cancelled by then
         self.threads.close()
 
 

@@ -11,6 +11,7 @@ import grpc
 
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.frontend.calls.call_id import call_id, name_call
+from scheduler_svc.frontend.calls.rpc_handlers import write
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.models import NamesModel, check_model
 from scheduler_svc.frontend.request.requests import prepare_request
@@ -131,16 +132,13 @@ class RequestServing:
         """
         writing.begin_write(self.clock())
         try:
-            await context.write(message)
+            await write(context, message)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if writing.slow is None or task is None:
                 raise
             task.uncancel()
             raise writing.slow from None
-        except grpc.aio.InternalError:
-            # The client left, and gRPC noticed it at this write before it cancelled the call.
-            raise asyncio.CancelledError from None
         writing.end_write(self.clock())
 
 

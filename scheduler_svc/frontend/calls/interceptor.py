@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from scheduler_svc.frontend.calls.batches import status_follows
 from scheduler_svc.frontend.calls.call_id import start_call
 from scheduler_svc.frontend.calls.failures import typed_failure
 from scheduler_svc.frontend.calls.refusal_lines import RefusalLines
@@ -80,13 +81,16 @@ def _guarded(
         start_call(context.invocation_metadata())
         try:
             if handler.request_streaming:
-                return await serve(behavior, each_decoded(request, context), context)
-            return await serve(behavior, await decoded(request, context), context)
+                answer = await serve(behavior, each_decoded(request, context), context)
+            else:
+                answer = await serve(behavior, await decoded(request, context), context)
         except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001  # a bug: a typed error to the client, a traceback to the log
             await abort(context, typed_failure(error, method, refusals))
-        return None
+            return None
+        status_follows()
+        return answer
 
     return respond
 

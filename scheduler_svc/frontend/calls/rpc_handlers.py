@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
 import grpc
 
+from scheduler_svc.frontend.calls.batches import status_follows
 from scheduler_svc.frontend.calls.call_id import call_id
 from tandem.errors import TandemError
 from tandem.status import to_grpc_status
@@ -70,11 +72,26 @@ async def serve(behavior: Behavior, request: object, context: Context) -> object
         return await answer
     async with aclosing(answer) as messages:
         async for message in messages:
-            await context.write(message)
+            await write(context, message)
     return None
+
+
+async def write(context: Context, message: object) -> None:
+    """
+    Write one message and wait until the client's window has room for it.
+
+    Raises:
+        asyncio.CancelledError: The client has left, and gRPC noticed it at this write before it
+            cancelled the call.
+    """
+    try:
+        await context.write(message)
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None
 
 
 async def abort(context: Context, error: TandemError) -> None:
     """End a call with a typed status, which has the call's id."""
     status = to_grpc_status(error, request_id=call_id())
+    status_follows()
     await context.abort(status.code, status.details or "", status.trailing_metadata or ())

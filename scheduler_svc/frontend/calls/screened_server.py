@@ -25,6 +25,7 @@ import grpc
 import grpc.aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not public, see above
 
+from scheduler_svc.frontend.calls.batches import let_batches_end, status_follows
 from scheduler_svc.frontend.calls.call_line import CallLine
 from scheduler_svc.frontend.calls.rpc_handlers import Context, abort
 from tandem.errors import HandedOver
@@ -139,6 +140,7 @@ def _context(call: Any) -> Any:
 
 async def _refuse(call: Any) -> None:
     """Answer a call of a method that there is not."""
+    status_follows()
     with contextlib.suppress(*_ANSWERED_OR_GONE):
         await _context(call).abort(grpc.StatusCode.UNIMPLEMENTED, _UNKNOWN)
 
@@ -156,7 +158,8 @@ def screened_server(
     lined: Collection[str],
 ) -> grpc.aio.Server:
     """
-    Return a server; its services must register their methods, as generated code does.
+    Return a server on the loop that runs; its services must register their methods, as generated
+    code does.
 
     Args:
         interceptors: Its interceptors, the outermost first.
@@ -171,6 +174,7 @@ def screened_server(
         core.lined = frozenset(method.encode() for method in lined)
         return core
 
+    let_batches_end(asyncio.get_running_loop())
     plain = cygrpc.AioServer
     cygrpc.AioServer = make_core  # the constructor has no argument for it
     try:

@@ -8,6 +8,7 @@ import grpc
 import msgspec
 
 from scheduler_svc.executor_client.channel import ExecutorAccess
+from scheduler_svc.frontend.calls.rpc_handlers import write
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.operators.executors import (
     add_executor,
@@ -162,7 +163,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         read_options(request.options)
         executor = decode_executor(await self._core.query("executor"))
         async for message in profile(executor, request.options, self._executors):
-            await context.write(message)
+            await write(context, message)
 
     async def ListExecutors(  # noqa: N802  # named by the proto
         self, request: executors_pb2.ListExecutorsRequest, context: Context

@@ -1,6 +1,7 @@
 """The health service: its servicer with watchers that the test plays, and at the public port."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -8,11 +9,25 @@ import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
+from structlog.testing import capture_logs
 
 from scheduler_svc.frontend import health as health_module
+from scheduler_svc.frontend.calls.batches import DELAY_S
 from scheduler_svc.frontend.health import MAX_REQUEST_BYTES, HealthServicer
 from tandem.errors import InvalidParameter, QueueFull
 from tandem.status import from_rpc_error
+from tests.faults.fuzz.tcp.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PREFACE,
+    SETTINGS,
+    Frame,
+    call_headers,
+    encode,
+    header_block,
+)
 from tests.scheduler_svc.frontend.fake_core import running_frontend, within
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
@@ -160,6 +175,40 @@ async def test_public_port_refuses_watchers_of_one_connection(tmp_path):
         assert 5 == sum(isinstance(answer, QueueFull) for answer in answers)
         for call in calls:
             call.cancel()
+
+
+@pytest.mark.parametrize("method", ["Check", "Watch"])
+async def test_clients_that_go_are_no_bugs(tmp_path, method):
+    """
+    Hundreds of clients ask about a name that is not known and go at once, before or while they are
+    answered: the log has no line about a broken call.
+    """
+    path = f"/grpc.health.v1.Health/{method}".encode()
+    async with running_frontend(tmp_path) as frontend:
+        with capture_logs() as lines:
+            for _ in range(NUM_VISITS):
+                await visit(frontend.servers.address, path)
+            await asyncio.sleep(10 * DELAY_S)
+    assert [] == [line for line in lines if line["event"] == "call_broken"]
+
+
+NUM_VISITS, CALLS_EACH = 100, 30
+
+
+async def visit(address: str, path: bytes) -> None:
+    """Make calls with a name that is not known on one connection, and go."""
+    host, _, port = address.rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    message = UNKNOWN_REQUEST.SerializeToString()
+    body = bytes(1) + len(message).to_bytes(4, "big") + message
+    sent = [Frame(SETTINGS)]
+    for stream in range(1, 2 * CALLS_EACH, 2):
+        sent.append(Frame(HEADERS, END_HEADERS, stream, header_block(call_headers(path))))
+        sent.append(Frame(DATA, END_STREAM, stream, body))
+    writer.write(PREFACE + encode(sent))
+    await writer.drain()
+    await asyncio.sleep(0.003 * random.random())
+    writer.transport.abort()
 
 
 async def first_of(call):
