@@ -136,6 +136,7 @@ def _load(
         recorder=lambda options: TorchRecorder(runner, model.device, options),
         depth=DEPTH - 1 + groups.pipeline_size,
         checksum=runner.checksum,
+        compare_ranks=runner.compare_ranks,
     )
 
 

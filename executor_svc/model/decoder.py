@@ -15,6 +15,7 @@ from executor_svc.model.rope import rotation_table
 from executor_svc.model.row_operations import FastOperations, InvariantOperations, RowOperations
 from executor_svc.model.row_padding import padded_rows, pads_rows
 from executor_svc.model.sharded_operations import ShardedOperations, ShardedVocabulary
+from executor_svc.parallel.agreement import check_same_bits
 from executor_svc.parallel.collectives import TensorCollectives
 from executor_svc.parallel.pipeline import StageLink
 from executor_svc.parallel.sharding import sum_chunks
@@ -31,6 +32,8 @@ MLP_TOKENS = 1024
 Number of tokens that an MLP computes at a time: it bounds activations, and is enough to keep matrix
 products busy.
 """
+MOST_COMPARED = 64
+"""Most tokens of a step whose hidden states ranks compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,9 @@ class DecoderInputs:
 
 class Decoder:
     """
-    A loaded model as a function of inputs and KV cache, without state but the table of rotations.
+    A loaded model as a function of inputs and KV cache, without state but the table of rotations
+    and, where ranks share the model, what they compare at times.
+
     Ranks that share a model call it together, with the same inputs and each with its own heads'
     cache, and get the same hidden states, and the logits of their own ids. Of several stages each
     computes its layers, from the hidden states that the stage before sends; the last one alone can
@@ -81,8 +86,10 @@ class Decoder:
             InvariantOperations(model.groups.tensor_size) if batch_invariant else FastOperations()
         )
         self._vocabulary: ShardedVocabulary | None = None
+        self._ranks = ranks = TensorCollectives(model.groups, ordered=batch_invariant)
+        self._newest: Tensor | None = None
+        """The last hidden states of the latest step, where other ranks have the same."""
         if model.groups.tensor is not None:
-            ranks = TensorCollectives(model.groups, ordered=batch_invariant)
             self._operations = ShardedOperations(self._operations, ranks)
             self._vocabulary = ShardedVocabulary(model.sharding, ranks, model.groups)
         self._model = model
@@ -133,6 +140,8 @@ class Decoder:
         """
         hidden = self._layers(self._padded(self._entering(inputs)), inputs, kv_layers)
         hidden = hidden[: len(inputs.position)]
+        if self._vocabulary is not None:
+            self._newest = hidden[-MOST_COMPARED:].clone()  # a view would keep all of it
         if self._link is not None and not self._link.is_last:
             self._link.send_hidden(hidden)
         return hidden
@@ -145,6 +154,17 @@ class Decoder:
         normed = rms_norm(self._padded(hidden), self._weights.norm, self._config.norm_eps)
         logits = self._operations.linear(normed, self._weights.lm_head)[: hidden.shape[0]]
         return logits if self._vocabulary is None else self._vocabulary.logits(logits)
+
+    def compare_ranks(self) -> None:
+        """
+        Compare the latest hidden states with those of the other ranks of this stage, which all do
+        so after the same step; without other ranks it does nothing.
+
+        Raises:
+            InternalError: They differ.
+        """
+        if self._newest is not None:
+            check_same_bits(self._newest, self._ranks)
 
     def mark_parts(self, mark: Mark) -> None:
         """Wrap "attention" and "mlp" of each layer, and "project", with `mark`."""

@@ -45,6 +45,13 @@ class TensorCollectives:
             return partial
         return _tree_sum(self._gathered(partial))
 
+    def all_of(self, number: int, device: torch.device) -> list[int]:
+        """Return a number of every rank, an int64, in their order; it waits for their device."""
+        if self._group is None:
+            return [number]
+        own = torch.tensor([number], dtype=torch.int64, device=device)
+        return [int(part) for part in self._gathered(own)]
+
     def _gathered(self, own: Tensor) -> list[Tensor]:
         parts = [torch.empty_like(own) for _ in range(self._size)]
         distributed.all_gather(parts, own, group=self._group)

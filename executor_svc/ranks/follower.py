@@ -99,6 +99,7 @@ class Follower:
                         raise InternalError("rank 0 refused a step that this rank took")
                 case Kind.CHECK:
                     _compare(engine, int.from_bytes(frame.payload, "little"))
+                    engine.compare_ranks()
                 case _:
                     raise InternalError(f"rank 0 sent a {frame.kind.name}")
 

@@ -119,6 +119,8 @@ class Engine:
         depth: Most steps launched and not yet completed: one that runs on each stage of the model,
             one that follows.
         checksum: Returns a checksum of what the device has of live slots; equal on all ranks.
+        compare_ranks: Compares what the ranks of a stage computed in the latest step, on all of
+            them at the same time; raises InternalError where it differs.
     """
 
     runner: StepRunner
@@ -130,3 +132,4 @@ class Engine:
     followers: Followers = ALONE
     depth: int = DEPTH
     checksum: Callable[[], int] = lambda: 0
+    compare_ranks: Callable[[], None] = lambda: None

@@ -61,6 +61,7 @@ class RunnerThread(threading.Thread):
         self._is_sticky: Callable[[Exception], bool] = lambda _: False
         self._followers = ALONE
         self._checksum: Callable[[], int] = lambda: 0
+        self._compare_ranks: Callable[[], None] = lambda: None
         self._num_steps = 0
 
     def run(self) -> None:
@@ -69,7 +70,7 @@ class RunnerThread(threading.Thread):
             engine = self._load()
             self._is_sticky = engine.is_sticky
             self._followers = engine.followers
-            self._checksum = engine.checksum
+            self._checksum, self._compare_ranks = engine.checksum, engine.compare_ranks
             self._followers.on_failure(self._follower_failed)
             self._on_ready(engine)
             self._work(engine)
@@ -136,6 +137,7 @@ class RunnerThread(threading.Thread):
         self._num_steps += 1
         if self._num_steps % CHECK_STEPS == 0:
             self._followers.check(self._checksum())
+            self._compare_ranks()
 
     def _lose(self, runner: StepRunner, step: Step, error: SessionLost) -> None:
         self._followers.lose()

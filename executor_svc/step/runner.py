@@ -272,11 +272,14 @@ class ModelRunner:
         """Return a checksum of what ranks must have in common; it waits for the device."""
         return token_checksum(self._slots, self._tokens)
 
+    def compare_ranks(self) -> None:
+        """Compare the latest hidden states with those of other ranks; see `Decoder`."""
+        self._decoder.compare_ranks()
+
     def mark_parts(self, mark: Mark) -> None:
         """
         Wrap the parts of steps with `mark`: "apply", "compute", within it "forward" with each
-        layer's "attention" and "mlp", and "sample" with "project". Steps of static decodes have
-        "apply", and, if they run eagerly, the parts of the model.
+        layer's "attention" and "mlp", and "sample" with "project"; captured decodes have "apply".
         """
         mark_parts(self, _PARTS, mark)
         self._decoder.mark_parts(mark)

@@ -156,6 +156,17 @@ class TestSteps:
             assert expected == counts
             assert 256 == most_numbers  # buckets of a histogram; there are more logits
 
+    def test_ranks_that_computed_something_else_find_out(self, zoo: Zoo, ranks: RankPool):
+        """
+        Ranks whose sums differ in a last bit all say so when they compare, and not before.
+        """
+        for size in (2, 4):
+            for early, same, other in ranks.run(
+                size, workload.compared, zoo("llama_mha"), size - 1
+            ):
+                assert ["", ""] == [early, same]
+                assert "the ranks of a stage computed different hidden states" in other
+
     def test_parts_of_a_step_can_be_marked(self, zoo: Zoo, ranks: RankPool):
         """
         A profile sees each part of a rank's step, and leaves the next one as it was.

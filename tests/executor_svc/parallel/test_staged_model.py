@@ -44,6 +44,20 @@ def threads_of_a_rank() -> Iterator[None]:
         yield
 
 
+class TestComparison:
+    def test_ranks_compare_within_their_stage(self, zoo: Zoo, ranks: RankPool):
+        """
+        Hidden states differ from stage to stage: only the ranks of the stage with another sum say
+        so, and stages of one rank compare nothing.
+        """
+        for size in (1, 2):
+            planted = 2 * size - 1
+            said = ranks.run_stages((size, 2), workload.compared, zoo("llama_mha"), planted)
+            assert [["", ""]] * 2 * size == [each[:2] for each in said]
+            told = [bool(last) for _, _, last in said]
+            assert [False] * size + [size > 1] * size == told
+
+
 class TestTokens:
     @pytest.mark.slow
     @pytest.mark.parametrize("family", cases(FAST))

@@ -19,7 +19,7 @@ from executor_svc.model.marked_parts import Part
 from executor_svc.model.weights import distinct_tensors
 from executor_svc.parallel.process_groups import SINGLE, ProcessGroups
 from kernels.layer_stack import LayerWeights
-from tandem.errors import InvalidConfig
+from tandem.errors import InternalError, InvalidConfig
 from tandem.link.batch import Batch
 from tandem.link.commands import KvMode
 from tandem.link.results import StepResult
@@ -123,6 +123,33 @@ def journey(groups: ProcessGroups, directory: Path) -> list[int]:
     follow = batch(Row(3, cached, len(prompt) - cached), admits=[shares], copies=[(3, 10)])
     found.append(_token(runner.execute(follow, 12)))
     return found
+
+
+def compared(groups: ProcessGroups, directory: Path, planted: int) -> list[str]:
+    """
+    Return what the comparison of ranks says before the first step, after it and after a second one,
+    in which sums have another last bit on the rank `planted`.
+    """
+    bench = Bench.build(directory, groups=groups)
+    decoder, said = bench.runner._decoder, []
+
+    def compare() -> None:
+        try:
+            decoder.compare_ranks()
+            said.append("")
+        except InternalError as error:
+            said.append(error.message)
+
+    compare()
+    admit = bench.admit(0, random_tokens(30, seed=2))
+    bench.runner.execute(batch(Row(0, 0, 30), admits=[admit]), 1)
+    compare()
+    if groups.rank == planted:
+        add_up = decoder._ranks.sum
+        decoder._ranks.sum = lambda partial: torch.nextafter(add_up(partial), torch.tensor(9.0))
+    bench.runner.execute(batch(Row(0, 30)), 2)
+    compare()
+    return said
 
 
 def bits(groups: ProcessGroups, directory: Path) -> list[torch.Tensor]:

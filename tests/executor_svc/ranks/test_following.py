@@ -54,6 +54,7 @@ class Pair:
 
     runner: FakeRunner = field(default_factory=FakeRunner)
     checksum: int = 9
+    differs: bool = False
     reported: queue.SimpleQueue[TandemError] = field(default_factory=queue.SimpleQueue)
     ends: dict[int, queue.SimpleQueue[TandemError]] = field(
         default_factory=lambda: {rank: queue.SimpleQueue() for rank in (0, 1)}
@@ -78,12 +79,17 @@ class Pair:
                 description=DescribeResponse(),
                 tokenizer_files=(),
                 checksum=lambda: self.checksum,
+                compare_ranks=self.compare_ranks,
             )
 
         self.thread = threading.Thread(target=self.follower.run, args=(load,), daemon=True)
         self.thread.start()
         if error is None:
             self.leader.begin()
+
+    def compare_ranks(self) -> None:
+        if self.differs:
+            raise InternalError("other hidden states")
 
     def step(self, step_id: int, command: Command | None = None, state_hash: int = 5) -> None:
         step = Step(
@@ -145,6 +151,16 @@ class TestFollowing:
             "rank 1 of the model: its tokens differ from those of rank 0 on the device: checksum "
             "0x9, there 0x8"
         )
+
+    def test_other_hidden_states_fail(self, pair):
+        """
+        A rank with the same tokens whose stage computed different hidden states reports it.
+        """
+        pair.follow()
+        pair.differs = True
+        pair.leader.check(9)
+        error = pair.reported.get(timeout=LIMIT_S)
+        assert "rank 1 of the model: other hidden states" == error.message
 
     def test_shutdown_ends_a_rank_whose_step_does_not(self, monkeypatch):
         """

@@ -50,7 +50,12 @@ def ranks(monkeypatch):
     ranks = PlayedRanks()
 
     def load(*arguments):
-        return replace(load_engine(*arguments), followers=ranks, checksum=lambda: 42)
+        return replace(
+            load_engine(*arguments),
+            followers=ranks,
+            checksum=lambda: 42,
+            compare_ranks=lambda: ranks.got.append("compared"),
+        )
 
     monkeypatch.setattr(harness, "load_engine", load)
     return ranks
@@ -72,7 +77,8 @@ class TestPassingOn:
 
     def test_device_state_is_compared_at_times(self, ranks, start, monkeypatch):
         """
-        After a fixed number of steps the ranks get the checksum of this one's tokens.
+        After a fixed number of steps the ranks get the checksum of this one's tokens, and those of
+        the stage compare what they computed.
         """
         monkeypatch.setattr("executor_svc.server.runner_thread.CHECK_STEPS", 8)
         client = StepClient(start())
@@ -81,7 +87,7 @@ class TestPassingOn:
             continue
         assert ("check", 42) not in ranks.got
         client.step(stream)
-        wait_until(lambda: ranks.got[-1] == ("check", 42))
+        wait_until(lambda: ranks.got[-2:] == [("check", 42), "compared"])
 
     def test_refused_step_is_told(self, ranks, start):
         """

@@ -102,9 +102,10 @@ class RankedExecutor:
         return results[0]
 
     def end(self) -> None:
-        """Check that all ranks have the same tokens on their devices, and give them back."""
+        """Check that all ranks have the same on their devices, and give them back."""
         checksums = self._ask("checksum")
         assert 1 == len(set(checksums)), checksums
+        self._ask("compare_ranks")
         self._ask("end")
         self._give_back(self._ranks)
 
@@ -160,6 +161,9 @@ class _Rank:
 
     def checksum(self) -> int:
         return self.engine.checksum()
+
+    def compare_ranks(self) -> None:
+        self.engine.compare_ranks()
 
     def end(self) -> None:
         """Forget the model, and leave the groups."""
