@@ -86,7 +86,8 @@ def _plan_rows(builder: BatchBuilder, now: float) -> None:
 def _plan_prompts(builder: BatchBuilder, now: float, *, others_decode: bool) -> None:
     replica = builder.replica
     cell = replica.cell
-    if not cell.queue and replica.slots.num_running == replica.slots.num_decoding:
+    slots = replica.slots
+    if slots.num_running == slots.num_decoding and not (cell.queue and slots.num_free()):
         return
     if others_decode and cell.options.max_prefill_share < 1.0:
         num_tokens = replica.room.tokens(replica.limits.max_total_tokens)
@@ -127,9 +128,10 @@ def _plan_decodes(builder: BatchBuilder) -> None:
         ready = np.setdiff1d(rows.slot, [slot for slot, _, _ in builder.prefills])
         if len(ready) < len(rows):
             rows = slots.rows_of(ready)
-    if not len(rows) or builder.budget <= 0:
+    num_rows = len(rows)
+    if not num_rows or builder.budget <= 0:
         return
-    if len(rows) > builder.budget:
+    if num_rows > builder.budget:
         rows = slots.rows_of(slots.least_served(rows.slot, builder.budget))
     rows = grow(builder, rows)
     if len(rows):

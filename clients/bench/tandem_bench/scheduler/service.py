@@ -169,30 +169,34 @@ class BenchService:
 
     def _one_turn(self, result: StepResult | None, now: float) -> list[tuple[int, Batch]]:
         core, end, publisher = self.core, self._end, self._publisher
+        is_timed = bool(self._parts)
         if result is not None and end.on_result(result):
             core.apply(result, now)
-        self._end_part("apply")
+        if is_timed:
+            self._end_part("apply")
         batches = []
         while end.can_send and core.num_inflight < core.lookahead(USUAL_STEP_S):
             batch = core.schedule(now)
-            self._end_part("plan")
+            if is_timed:
+                self._end_part("plan")
             if batch is None:
                 break
             step_id, _ = end.send(batch, core.state_hash)
-            self._end_part("encode")
+            if is_timed:
+                self._end_part("encode")
             batches.append((step_id, batch))
         events = core.take_events()
         if events:
             publisher.add(events)
         publisher.flush(now)
-        self._end_part("publish")
+        if is_timed:
+            self._end_part("publish")
         return batches
 
     def _end_part(self, name: str) -> None:
-        """Add the CPU time since the part before to this one, where parts are asked for."""
-        if self._parts:
-            self._parts_ns[name] += time.thread_time_ns() - self._part_began_ns
-            self._part_began_ns = time.thread_time_ns()
+        """Add the CPU time since the part before to this one."""
+        self._parts_ns[name] += time.thread_time_ns() - self._part_began_ns
+        self._part_began_ns = time.thread_time_ns()
 
     def _result(self, batch: Batch, step_id: int) -> StepResult:
         for admission in batch.admits:
