@@ -18,7 +18,8 @@ def end_overdue(cell: Cell, now: float) -> None:
     longer than its caller. A choice whose sibling was admitted goes on waiting.
     """
     cell.note_time(now)
-    cell.router.forget_due(now)
+    if cell.has_others:
+        cell.router.forget_due(now)
     while (request := cell.requests.expired(now)) is not None:
         finish(cell, request, FinishReason.DEADLINE, now)
     while (request := cell.queue.overdue(now)) is not None:

@@ -123,14 +123,14 @@ class ExecutorPort:
         """
         Plan the next batch; None when there is nothing to send. It may consist of releases alone.
         """
-        self.expire(now)
+        end_overdue(self._cell, now)
         replica = self._replica
         if replica.is_away:
             replica.note_back()
         if replica.suspension.is_in_force:
             return suspension.plan_suspended(replica)
         batch = plan(replica, now)
-        if batch is not None and self._cell.has_others():
+        if batch is not None and self._cell.has_others:
             self._cell.router.note_change()
         return batch
 
@@ -152,7 +152,7 @@ class ExecutorPort:
         """
         self._cell.note_time(now)
         replica = self._replica
-        if not self._cell.has_others():
+        if not self._cell.has_others:
             apply_result(replica, result, now)
             return
         self._cell.router.note_change()

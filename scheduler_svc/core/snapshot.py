@@ -34,7 +34,7 @@ def core_stats(fleet: Fleet) -> Stats:
         host_blocks=sum(one.num_blocks for one in hosts),
         used_host_blocks=sum(one.num_blocks - one.num_free for one in hosts),
         steps_in_flight=sum(len(one.in_flight) for one in fleet),
-        new_token_ratio=max(one.ratio.now() for one in fleet),
+        new_token_ratio=max(one.new_token_ratio for one in fleet),
         first_tokens=sum(ttft_s.counts),
         time_to_first_token_s=ttft_s.total,
         next_tokens=sum(inter_token_s.counts),

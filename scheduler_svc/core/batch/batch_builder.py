@@ -90,7 +90,7 @@ class BatchBuilder:
     def add_decodes(self, rows: DecodeRows) -> None:
         """Add one token for each of these rows, which are all the decodes of the batch."""
         self.decodes = rows
-        self.budget -= len(rows)
+        self.budget -= rows.num_rows
         self.replica.note_decodes()
 
     def add_prefill(self, slot: int, num_tokens: int, *, samples: bool, is_long: bool) -> None:
@@ -171,6 +171,14 @@ class BatchBuilder:
             rows_version=rows.version,
             append_slot=self._append_slot,
             append_block=self._append_block,
+            # Nearly every batch is made here, and each default would be a call more.
+            release_slot=NO_INT32,
+            copy_source=NO_INT32,
+            copy_destination=NO_INT32,
+            swap_out_block=NO_INT32,
+            swap_out_host=NO_INT32,
+            swap_in_host=NO_INT32,
+            swap_in_block=NO_INT32,
         )
 
     def _any_batch(self) -> Batch:

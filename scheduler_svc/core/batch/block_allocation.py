@@ -54,7 +54,7 @@ def _retract(
     replica, slots = builder.replica, builder.replica.slots
     cell = replica.cell
     victim_of = VICTIM_POLICIES[cell.options.victim_rule]
-    before, num_retracted = replica.ratio.now(), 0
+    before, num_retracted = replica.new_token_ratio, 0
     candidates = slots.running.nonzero()[0]
     while len(candidates) > 1:
         preempt_for_blocks(builder, victim_of(slots, least_urgent(slots, candidates)))
@@ -64,8 +64,8 @@ def _retract(
         if _is_enough(replica, len(candidates), len(full)):
             break
     if num_retracted:
-        replica.ratio.note_retraction(slots, replica.ratio.num_decode_steps + 1)
-        after = replica.ratio.at(replica.ratio.num_decode_steps + 1)
+        replica.ratio.note_retraction(slots, replica.num_decode_steps + 1)
+        after = replica.ratio.at(replica.num_decode_steps + 1)
         cell.events.add_log(retraction_line(num_retracted, before, after))
     growing = GrowingRows(full)
     blocks = replica.kv.pool.try_take_next(slots.next_blocks(growing))

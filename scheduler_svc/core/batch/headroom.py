@@ -64,7 +64,7 @@ class Headroom:
         length.
         """
         replica, slots = self._replica, self._replica.slots
-        ratio = replica.ratio.now()
+        ratio = replica.new_token_ratio
         running = slots.running.nonzero()[0]
         may_end = [bool(slots.request_of(slot).new.eos_token_ids) for slot in running.tolist()]
         generated = (slots.tokens.known - slots.admitted.prompt_len)[running]
@@ -77,6 +77,6 @@ class Headroom:
     def _estimate(self) -> AdmissionBudget:
         if self._budget is None:
             replica = self._replica
-            ratio = replica.ratio.now()
+            ratio = replica.new_token_ratio
             self._budget = AdmissionBudget.of(replica.slots, ratio)
         return self._budget

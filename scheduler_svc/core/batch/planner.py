@@ -43,23 +43,26 @@ from tandem.link.batch import Batch
 def plan(replica: Replica, now: float) -> Batch | None:
     """Plan the next batch; None when there is nothing to send."""
     cell = replica.cell
-    is_trial = False
-    if cell.suspects.has_marks:
-        settle_quarantine(replica, now)
-        if cell.suspects.num_suspects and cell.suspects.quarantine.number == replica.slots.replica:
-            if replica.in_flight:
-                return None
-            hold_trial(replica)
-            is_trial = bool(cell.suspects.trial)
+    is_trial: bool | None = False
+    if cell.suspects.has_marks and (is_trial := _try_suspects(replica, now)) is None:
+        return None
     let_steps_grow(replica)
     builder = BatchBuilder(replica)
-    builder.release_ended()
+    if replica.slots.has_vacated():
+        builder.release_ended()
     if not is_trial:
         make_way(builder, now)
     has_lanes = replica.limits.num_stages > 1
     if has_lanes:
         replica.slots.next_lane()
-    _plan_rows(builder, now)
+    if replica.paused:
+        resume(builder)
+    if cell.options.decodes_first:
+        _plan_decodes(builder)
+        _plan_prompts(builder, now, others_decode=builder.decodes is not None)
+    else:
+        _plan_prompts(builder, now, others_decode=replica.slots.num_decoding > 0)
+        _plan_decodes(builder)
     if has_lanes:
         _skip_empty_lanes(builder)
     if replica.paused:
@@ -69,18 +72,19 @@ def plan(replica: Replica, now: float) -> Batch | None:
     return builder.batch()
 
 
-def _plan_rows(builder: BatchBuilder, now: float) -> None:
-    """Plan paused decodes, then decodes and prompts, in the order that is set."""
-    replica = builder.replica
-    cell = replica.cell
-    if replica.paused:
-        resume(builder)
-    if cell.options.decodes_first:
-        _plan_decodes(builder)
-        _plan_prompts(builder, now, others_decode=builder.decodes is not None)
-    else:
-        _plan_prompts(builder, now, others_decode=replica.slots.num_decoding > 0)
-        _plan_decodes(builder)
+def _try_suspects(replica: Replica, now: float) -> bool | None:
+    """
+    Settle on which executor suspects run, and hold their trial if it is this one; return whether
+    one is under way here, None while a step of it is in flight.
+    """
+    suspects = replica.cell.suspects
+    settle_quarantine(replica, now)
+    if not suspects.num_suspects or suspects.quarantine.number != replica.slots.replica:
+        return False
+    if replica.in_flight:
+        return None
+    hold_trial(replica)
+    return bool(suspects.trial)
 
 
 def _plan_prompts(builder: BatchBuilder, now: float, *, others_decode: bool) -> None:
@@ -126,13 +130,13 @@ def _plan_decodes(builder: BatchBuilder) -> None:
     if builder.prefills:
         # A request with its last chunk in this batch cannot decode before its token is sampled.
         ready = np.setdiff1d(rows.slot, [slot for slot, _, _ in builder.prefills])
-        if len(ready) < len(rows):
+        if len(ready) < rows.num_rows:
             rows = slots.rows_of(ready)
-    num_rows = len(rows)
+    num_rows = rows.num_rows
     if not num_rows or builder.budget <= 0:
         return
     if num_rows > builder.budget:
         rows = slots.rows_of(slots.least_served(rows.slot, builder.budget))
     rows = grow(builder, rows)
-    if len(rows):
+    if rows.num_rows:
         builder.add_decodes(rows)

@@ -55,7 +55,7 @@ def welcome(replica: Replica, now: float, *, is_unchanged: bool) -> Iterator[Req
             other plans of this moment found about it holds.
     """
     candidates = replica.cell.queue.candidates(now, replica.kv.prefixes, taken_by(replica))
-    if not replica.cell.has_others():
+    if not replica.cell.has_others:
         return candidates
     follows = is_unchanged and not replica.cell.suspects.has_marks
     return _welcome(candidates, _Left(replica, now, follows=follows))
@@ -68,7 +68,7 @@ def taken_by(replica: Replica) -> Callable[[Request], bool] | None:
     """
     if replica.cell.suspects.has_marks:
         return partial(_may_run, replica)
-    return replica.can_ever_take if replica.cell.has_others() else None
+    return replica.can_ever_take if replica.cell.has_others else None
 
 
 def _may_run(replica: Replica, request: Request) -> bool:

@@ -77,7 +77,7 @@ def note_death(
         for mark in verdict.blamed:
             detail = f"executor died: {mark.deaths} times, now in a step of {len(rows)}"
             cell.recorder.note(EventKind.SUSPECTED, mark.request, now, detail)
-    told = executor if cell.has_others() else None
+    told = executor if cell.has_others else None
     cell.events.add_log(death_line(verdict.blamed, suspects.num_suspects, told))
     if verdict.poison is not None:
         if not verdict.is_certain and _may_be_spared(replica, verdict.poison):
@@ -88,8 +88,8 @@ def note_death(
             _fail_poison(replica, verdict.poison)
     elif verdict.victims:
         _judge_executor(replica, verdict.victims)
-    elif executor == replica.slots.replica and cell.has_others() and not is_explained:
-        num_steps = replica.room.num_steps
+    elif executor == replica.slots.replica and cell.has_others and not is_explained:
+        num_steps = replica.num_steps
         if (count := suspects.quarantine.note_unexplained(executor, num_steps)) >= BROKEN_AT:
             cell.events.add_log(dies_of_anything_line(executor, count))
             _note_broken(replica)
@@ -116,7 +116,7 @@ def _count(
 def _num_live(replica: Replica) -> int:
     """Count the live requests, without those that could be no control on this executor."""
     cell = replica.cell
-    if not cell.has_others():
+    if not cell.has_others:
         return len(cell.requests)
     return sum(
         replica.can_ever_take(request) or cell.suspects.died_alone(request)
@@ -134,7 +134,7 @@ def _judge_executor(replica: Replica, victims: tuple[Request, ...]) -> None:
     if num_spared:
         cell.events.add_log(spared_line(own, num_spared))
         _spare(replica, is_certain=True)
-    elif cell.has_others():
+    elif cell.has_others:
         _note_broken(replica)
     if failed:
         _fail_victims(replica, failed)
@@ -171,7 +171,7 @@ def _sound_others(replica: Replica) -> list[Holder]:
 
 
 def _note_broken(replica: Replica) -> None:
-    num_steps = replica.room.num_steps
+    num_steps = replica.num_steps
     replica.cell.suspects.quarantine.note_broken(replica.slots.replica, num_steps)
     replica.room.run_one(num_steps)
 

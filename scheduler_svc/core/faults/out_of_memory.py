@@ -47,7 +47,7 @@ def note_out_of_memory(replica: Replica, rows: PlannedRows, alone: Request | Non
     if not num_rows:
         return
     room, limits = replica.room, replica.limits
-    room.note_failure(num_rows, num_tokens, replica.room.num_steps)
+    room.note_failure(num_rows, num_tokens, replica.num_steps)
     _log(
         replica,
         f"Executor out of memory in a step of {num_rows} rows and {num_tokens} tokens: the next "
@@ -58,7 +58,7 @@ def note_out_of_memory(replica: Replica, rows: PlannedRows, alone: Request | Non
         return
     alone.setbacks.note_out_of_memory()
     if alone.setbacks.num_out_of_memory >= FAILS_AT:
-        room.note_culprit_gone(replica.room.num_steps)
+        room.note_culprit_gone(replica.num_steps)
         if not _try_larger(replica, alone):
             _fail(replica, alone)
 
@@ -68,7 +68,7 @@ def let_steps_grow(replica: Replica) -> None:
     room, limits = replica.room, replica.limits
     if room.max_rows is None:
         return
-    num_steps = replica.room.num_steps
+    num_steps = replica.num_steps
     if room.advance(num_steps, limits.max_running, limits.max_total_tokens):
         _log(
             replica,

@@ -38,7 +38,7 @@ def settle_quarantine(replica: Replica, now: float) -> None:
     quarantine = suspects.quarantine
     if quarantine.number == own:
         quarantine.note_in()
-        if cell.has_others() and not _is_fit(replica, _oldest(cell)):
+        if cell.has_others and not _is_fit(replica, _oldest(cell)):
             _leave(cell)
         return
     is_in = quarantine.number is not None and cell.holder(quarantine.number).takes_new
@@ -71,7 +71,7 @@ def confine(cell: Cell) -> None:
 
 def is_broken(cell: Cell, number: int) -> bool:
     """Return True for an executor that died of anything and has not got on since."""
-    return cell.suspects.quarantine.is_broken(number, cell.holder(number).room.num_steps)
+    return cell.suspects.quarantine.is_broken(number, cell.holder(number).num_steps)
 
 
 def _leave(cell: Cell) -> None:

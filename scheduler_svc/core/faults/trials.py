@@ -68,9 +68,7 @@ def note_progress(replica: Replica, now: float) -> None:
 def _begin_trial(replica: Replica) -> None:
     cell = replica.cell
     suspects = cell.suspects
-    tried = suspects.begin_trial(
-        cell.requests, replica.can_ever_take if cell.has_others() else None
-    )
+    tried = suspects.begin_trial(cell.requests, replica.can_ever_take if cell.has_others else None)
     if not tried:
         return
     # A control may run on another executor.

@@ -15,17 +15,13 @@ from numpy.typing import NDArray
 from scheduler_svc.core.faults.trials import note_progress
 from scheduler_svc.core.output.logprobs import note_logprobs
 from scheduler_svc.core.output.prompt_logprobs import finish_if_scored, note_prompt_logprobs
-from scheduler_svc.core.output.result_check import (
-    check_result,
-    is_as_planned,
-    late_rows,
-    rows_of_result,
-)
+from scheduler_svc.core.output.result_check import check_result, is_as_planned, late_rows
 from scheduler_svc.core.output.row_errors import fail_row
 from scheduler_svc.core.request.request import Request, RequestState
 from scheduler_svc.core.slots.planned_rows import PlannedRows, SlotColumn
 from scheduler_svc.core.state.ends import finish_if_over
 from scheduler_svc.core.state.replica import Replica
+from tandem.errors import SessionLost
 from tandem.link.batch import Int32Column
 from tandem.link.results import StepResult
 
@@ -39,7 +35,9 @@ def apply_result(replica: Replica, result: StepResult, now: float) -> None:
     Raises:
         SessionLost: The result is not that of the batch; nothing was changed then.
     """
-    rows = rows_of_result(replica, result)
+    if not replica.in_flight:
+        raise SessionLost(f"result of step {result.step_id} arrived with no step in flight")
+    rows = replica.in_flight[0]
     as_planned = is_as_planned(replica.slots, rows, result)
     late = None if as_planned else check_result(replica, rows, result)
     if result.prompt_logprobs is not None:
@@ -75,7 +73,7 @@ def _append_decodes(replica: Replica, rows: PlannedRows, token: Int32Column, now
     cell, decodes = replica.cell, rows.decodes
     if decodes is None:
         return
-    slots, slot, position = replica.slots, decodes.slot, rows.sampling_end[: len(decodes)]
+    slots, slot, position = replica.slots, decodes.slot, rows.sampling_end[: decodes.num_rows]
     gap_s = decodes.note_seen(now)
     if gap_s is None:
         cell.latencies.inter_token_s.observe(now - slots.tokens.last_token_s[slot])

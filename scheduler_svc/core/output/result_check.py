@@ -12,18 +12,6 @@ from tandem.errors import SessionLost
 from tandem.link.results import StepResult
 
 
-def rows_of_result(replica: Replica, result: StepResult) -> PlannedRows:
-    """
-    Return the rows of the oldest batch in flight, which a result answers.
-
-    Raises:
-        SessionLost: No batch is in flight.
-    """
-    if not replica.in_flight:
-        raise SessionLost(f"result of step {result.step_id} arrived with no step in flight")
-    return replica.in_flight[0]
-
-
 def is_as_planned(slots: SlotTable, rows: PlannedRows, result: StepResult) -> bool:
     """
     Return True when all rows still run and the result has exactly their tokens, as it nearly always

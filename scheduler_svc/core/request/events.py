@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scheduler_svc.core.invariants import require
 from scheduler_svc.core.request.request import FinishReason
 from tandem.errors import TandemError
-from tandem.link.batch import Int32Column, no_int32
+from tandem.link.batch import NO_INT32, Int32Column, no_int32
 from tandem.link.logprobs import LogprobColumns
 
 
@@ -206,22 +206,25 @@ class EventLog:
 
     def take(self) -> CoreEvents:
         """Return, and remove, all events since the last call."""
+        version = 0
+        if len(self._tokens) == 1:
+            handle, offset, token = self._tokens[0]
+            version = self._token_version
+        elif self._tokens:
+            handle, offset, token = map(np.concatenate, zip(*self._tokens, strict=True))
+        else:
+            handle, offset, token = _NO_INT64, NO_INT32, NO_INT32
         events = CoreEvents(
+            token_handle=handle,
+            token_offset=offset,
+            token=token,
+            token_version=version,
+            logprobs=self._logprobs,
             ended=self._ended,
             failed=self._failed,
             progress=self._progress,
             log_lines=self._log_lines,
         )
-        if len(self._tokens) == 1:
-            events.token_handle, events.token_offset, events.token = self._tokens[0]
-            events.token_version = self._token_version
-        elif self._tokens:
-            handles, offsets, tokens = zip(*self._tokens, strict=True)
-            events.token_handle = np.concatenate(handles)
-            events.token_offset = np.concatenate(offsets)
-            events.token = np.concatenate(tokens)
-        self._tokens, self._ended, self._failed, self._progress = [], [], [], []
-        self._log_lines = []
-        if self._logprobs:
-            events.logprobs, self._logprobs = self._logprobs, []
+        self._tokens, self._logprobs, self._ended = [], [], []
+        self._failed, self._progress, self._log_lines = [], [], []
         return events

@@ -75,6 +75,7 @@ class DecodeRows:
     Rows that compute one token each; all columns but `start` stay as they are, shape ``[R]``.
 
     Attributes:
+        num_rows: Number of these rows.
         version: Number of these rows, larger than that of any rows before; 0 for rows of one step.
         slot: Slot of each row, none twice.
         row_slot: The same as a column of the batch.
@@ -100,6 +101,7 @@ class DecodeRows:
         "handle",
         "key_sum",
         "num_left",
+        "num_rows",
         "num_tokens",
         "prompt_len",
         "row_slot",
@@ -139,15 +141,16 @@ class DecodeRows:
         """
         self.version = version
         self.slot = slot
+        self.num_rows = num_rows = len(slot)
         self.row_slot: Int32Column = slot.astype(np.int32)
-        self.num_tokens = constants.num_tokens[: len(slot)]
-        self.flags = constants.flags[: len(slot)]
+        self.num_tokens = constants.num_tokens[:num_rows]
+        self.flags = constants.flags[:num_rows]
         self.generation = generation
         self.handle = handle
         self.prompt_len = prompt_len
         self.start = start
         self.key_sum = key_sum
-        self.num_left = int((stop_len - start).min()) - 1 if len(slot) else 0
+        self.num_left = int((stop_len - start).min()) - 1 if num_rows else 0
         self._seen_s: float | None = None
         """Time of the latest token of all rows; None if they did not get it at one time."""
         self._block_size = block_size
@@ -159,9 +162,6 @@ class DecodeRows:
         # Code that gets the same version again relies on their contents.
         for column in (slot, self.row_slot, generation, handle):
             column.flags.writeable = False
-
-    def __len__(self) -> int:
-        return len(self.slot)
 
     def full(self) -> GrowingRows | None:
         """

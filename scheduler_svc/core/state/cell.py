@@ -21,7 +21,6 @@ from scheduler_svc.core.request.options import CoreOptions
 from scheduler_svc.core.request.request import Request, RequestState
 from scheduler_svc.core.routing.router import Router
 from scheduler_svc.core.state.live_requests import LiveRequests
-from scheduler_svc.core.state.step_room import StepRoom
 from scheduler_svc.core.state.suspects import Suspects
 from scheduler_svc.core.state.vacancy import Vacancy
 
@@ -32,11 +31,11 @@ class Holder(Protocol):
 
     Attributes:
         limits: As of `Replica`.
-        room: As of `Replica`.
+        num_steps: As of `Replica`.
     """
 
     limits: Limits
-    room: StepRoom
+    num_steps: int
 
     @property
     def takes_new(self) -> bool:
@@ -90,12 +89,14 @@ class Cell:
         step_log: Lines for operators about steps.
         recorder: Recorder of events per request; None where no such events are asked for.
         now_s: Time of the call that is being handled, for moves that are not given it.
+        has_others: True where there are several executors.
     """
 
     __slots__ = (
         "_holders",
         "counters",
         "events",
+        "has_others",
         "latencies",
         "now_s",
         "options",
@@ -113,6 +114,7 @@ class Cell:
         self.options = options
         self._holders: dict[int, Holder] = {}
         """The executors, by number."""
+        self.has_others = False
         self.requests = LiveRequests()
         self.router = Router(options)
         self.queue = WaitingQueue(options)
@@ -153,11 +155,13 @@ class Cell:
     def join(self, number: int, holder: Holder) -> None:
         """Let an executor admit requests from now on."""
         self._holders[number] = holder
+        self.has_others = len(self._holders) > 1
         self.reopen()
 
     def part(self, number: int) -> None:
         """Let an executor, which holds no request any more, admit none from now on."""
         del self._holders[number]
+        self.has_others = len(self._holders) > 1
         self.suspects.quarantine.forget(number)
         self.reopen()
 
@@ -169,10 +173,8 @@ class Cell:
             InternalError: They differ.
         """
         require(self._holders == holders, "the cell knows other executors than there are")
-
-    def has_others(self) -> bool:
-        """Return True where there are several executors."""
-        return len(self._holders) > 1
+        is_counted = self.has_others == (len(holders) > 1)
+        require(is_counted, "the cell counts other executors than there are")
 
     def has_blocks(self, num_blocks: int) -> bool:
         """Return True while an executor with so many KV blocks is there."""
@@ -189,7 +191,7 @@ class Cell:
 
     def bind(self, request: Request, replica: int) -> None:
         """Note that a request is admitted to an executor; another keeps no copy of its KV."""
-        if self.has_others():
+        if self.has_others:
             last = request.place.replica
             if last is not None and last != replica and last in self._holders:
                 self._holders[last].drop(request)

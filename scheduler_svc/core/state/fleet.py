@@ -117,7 +117,7 @@ class Fleet:
     def route(self, choices: Sequence[Request]) -> None:
         """Let choices of one request that wait prefer an executor, where there are several."""
         router, first, suspects = self.cell.router, choices[0], self.cell.suspects
-        if not (router.has_preferences and self.cell.has_others()):
+        if not (router.has_preferences and self.cell.has_others):
             return
         places = {
             replica.slots.replica: replica.limits.max_running

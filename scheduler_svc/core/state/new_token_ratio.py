@@ -44,10 +44,9 @@ class NewTokenRatio:
         init: Value at the start.
         min: Value at which it stops falling, unless a retraction set it lower.
         decay: Amount by which it falls per decode step.
-        num_decode_steps: Number of steps planned with decodes so far.
     """
 
-    __slots__ = ("_since_step", "_start", "decay", "init", "min", "num_decode_steps")
+    __slots__ = ("_since_step", "_start", "decay", "init", "min")
 
     def __init__(self, conservativeness: float, num_lanes: int = 1) -> None:
         self.init = min(INIT_RATIO * conservativeness, 1.0)
@@ -55,15 +54,6 @@ class NewTokenRatio:
         self.decay = (self.init - self.min) / (DECAY_STEPS * num_lanes)
         self._start = self.init
         self._since_step = 0
-        self.num_decode_steps = 0
-
-    def note_decodes(self) -> None:
-        """Count a step that is planned with decodes."""
-        self.num_decode_steps += 1
-
-    def now(self) -> float:
-        """Return the value after the decode steps so far."""
-        return self.at(self.num_decode_steps)
 
     def at(self, decode_step: int) -> float:
         """Return the value after this many decode steps since the core was made."""

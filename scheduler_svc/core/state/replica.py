@@ -40,6 +40,8 @@ class Replica:
         paused: Slots that hold their blocks and are in no step until there is one more block for
             each, in the order in which they were paused.
         ratio: Share of the output still allowed that is expected to be produced.
+        num_decode_steps: Number of steps planned with decodes so far.
+        num_steps: Number of steps with results so far.
         pace: Speed at which it computes prompts, measured while there are others.
         room: Size of steps for which the executor turned out to have memory.
         is_away: True from the loss of the executor until a step is planned for the one in its
@@ -62,6 +64,8 @@ class Replica:
         "limits",
         "may_give_way",
         "most_in_flight",
+        "num_decode_steps",
+        "num_steps",
         "pace",
         "paused",
         "ratio",
@@ -81,6 +85,7 @@ class Replica:
         self.draining: dict[tuple[int, int], Request] = {}
         self.paused: dict[int, None] = {}
         self.ratio = NewTokenRatio(cell.options.schedule_conservativeness, limits.num_stages)
+        self.num_decode_steps = self.num_steps = 0
         self.pace = Pace()
         self.room = StepRoom()
         self.is_away = self.is_closing = False
@@ -189,9 +194,14 @@ class Replica:
         vacancy = self.vacancy()
         return vacancy is not None and self.fits(request, vacancy)
 
+    @property
+    def new_token_ratio(self) -> float:
+        """Share of the output still allowed that is expected to be produced, as of now."""
+        return self.ratio.at(self.num_decode_steps)
+
     def start_afresh(self) -> None:
         """Expect of new requests what was expected at the start, as none is left."""
-        self.ratio.reset(self.ratio.num_decode_steps)
+        self.ratio.reset(self.num_decode_steps)
 
     def note_sent(self, rows: PlannedRows) -> None:
         """Note a batch or command as in flight, behind all others."""
@@ -199,14 +209,14 @@ class Replica:
 
     def note_decodes(self) -> None:
         """Note that a step is planned with decodes."""
-        self.ratio.note_decodes()
+        self.num_decode_steps += 1
         self.cell.counters.decode_steps += 1
 
     def note_result(self) -> None:
         """Note that the oldest batch or command is in flight no longer: its result is applied."""
         self.in_flight.popleft()
         self.cell.counters.compute.steps += 1
-        self.room.note_step()
+        self.num_steps += 1
 
     def let_give_way(self, request: Request) -> None:
         """Let a request that gets a slot lose it to one of better priority."""
@@ -330,8 +340,8 @@ class Replica:
         without_slot = {one.number for one in self.cell.requests if one.place.slot is None}
         self.kv.check_integrity(slots, without_slot)
         slots.check_integrity()
-        self.ratio.check_integrity(self.ratio.num_decode_steps)
-        self.room.check_integrity(self.room.num_steps)
+        self.ratio.check_integrity(self.num_decode_steps)
+        self.room.check_integrity(self.num_steps)
         self.pace.check_integrity()
         self.suspension.check_integrity(len(slots.live) - slots.num_free())
         require(slots.num_running <= self.limits.max_running, "more slots run than max_batch_size")

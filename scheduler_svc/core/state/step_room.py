@@ -34,21 +34,15 @@ class StepRoom:
         max_rows: Most requests that run; None for as many as the limits allow.
         max_tokens: Most tokens of one step; None likewise.
         patience_steps: Number of steps after which steps grow if all of them fitted.
-        num_steps: Number of steps with results so far.
     """
 
-    __slots__ = ("_grows_at", "max_rows", "max_tokens", "num_steps", "patience_steps")
+    __slots__ = ("_grows_at", "max_rows", "max_tokens", "patience_steps")
 
     def __init__(self) -> None:
         self.max_rows: int | None = None
         self.max_tokens: int | None = None
         self.patience_steps = 0
         self._grows_at = 0
-        self.num_steps = 0
-
-    def note_step(self) -> None:
-        """Count a step whose result is applied."""
-        self.num_steps += 1
 
     def rows(self, limit: int) -> int:
         """Return the most requests that may run, at most `limit`."""

@@ -362,7 +362,7 @@ def rise_instead_of_falling(replica):
 
 
 def expect_from_a_later_step(replica):
-    replica.ratio._since_step = replica.ratio.num_decode_steps + 2
+    replica.ratio._since_step = replica.num_decode_steps + 2
 
 
 def have_room_for_no_row(replica):
@@ -379,7 +379,7 @@ def limit_tokens_and_not_rows(replica):
 
 def stay_small_for_too_long(replica):
     replica.room.patience_steps = 7
-    replica.room._grows_at = replica.room.num_steps + 8
+    replica.room._grows_at = replica.num_steps + 8
 
 
 CORRUPTIONS = [
@@ -481,9 +481,9 @@ class TestIntegrity:
     @pytest.mark.parametrize(
         "change",
         [
-            lambda replica: replica.room.note_failure(1, 1, replica.room.num_steps),
+            lambda replica: replica.room.note_failure(1, 1, replica.num_steps),
             lambda replica: replica.ratio.note_retraction(
-                replica.slots, replica.ratio.num_decode_steps + 1
+                replica.slots, replica.num_decode_steps + 1
             ),
             lambda replica: replica.suspension.begin(KvMode.RECOMPUTE),
             lambda replica: replica.note_full(),

@@ -309,8 +309,8 @@ class TestBroken:
         for _ in range(12):
             rig.submit(prompt_len=6, max_tokens=40)
         rig.run()
-        assert replica.room.num_steps >= CAUTIOUS_STEPS
-        assert not quarantine.is_broken(1, replica.room.num_steps)
+        assert replica.num_steps >= CAUTIOUS_STEPS
+        assert not quarantine.is_broken(1, replica.num_steps)
         assert replica.room.max_rows is None
         rig.check_only_failed(set())
 

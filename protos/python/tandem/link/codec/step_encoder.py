@@ -74,15 +74,13 @@ class StepEncoder:
                 )
             )
         start = raw_column(command.row_start, INT32)
-        changing = [_START_TAG, varint(len(start)), start]
+        appends = b""
         if len(command.append_slot):
-            for column_tag, column in (
-                (_APPEND_SLOT_TAG, command.append_slot),
-                (_APPEND_BLOCK_TAG, command.append_block),
-            ):
-                raw = raw_column(column, INT32)
-                changing += (column_tag, varint(len(raw)), raw)
-        batch = columns + b"".join(changing)
+            slot = raw_column(command.append_slot, INT32)
+            block = raw_column(command.append_block, INT32)
+            slot_head = _APPEND_SLOT_TAG + varint(len(slot))
+            appends = b"".join((slot_head, slot, _APPEND_BLOCK_TAG, varint(len(block)), block))
+        batch = b"".join((columns, _START_TAG, varint(len(start)), start, appends))
         head = b"".join(
             (
                 _EPOCH_TAG,
