@@ -46,5 +46,5 @@ def core_histograms(cell: Cell) -> dict[str, HistogramSnapshot]:
     """Return copies of the core's histograms, by their names in the metrics."""
     return {
         "time_to_first_token": cell.latencies.ttft_s.snapshot(),
-        "inter_token": cell.latencies.inter_token_s.snapshot(),
+        "inter_token_latency": cell.latencies.inter_token_s.snapshot(),
     }

@@ -18,6 +18,7 @@ import zmq.asyncio
 
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.intake.memory import bound_heaps
+from scheduler_svc.frontend.operators.reports import send_reports
 from scheduler_svc.frontend.server import start_servers
 from scheduler_svc.ipc.messages import Hello
 from scheduler_svc.ipc.sockets import connect_frontend
@@ -77,6 +78,8 @@ async def _serve(settings: FrontendSettings) -> int:
     )
     _log.info("frontend_listening", address=servers.address)
     pipe = asyncio.create_task(core.run(hello))
+    failed_calls = servers.refusals.num_failed
+    reports = asyncio.create_task(send_reports(core, settings.index, failed_calls))
     _watch_loop(core)
     stop = asyncio.create_task(parent_gone.wait())
     await asyncio.wait((pipe, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -86,9 +89,9 @@ async def _serve(settings: FrontendSettings) -> int:
         _log.error("core_pipe_broken", error=repr(pipe.exception()))
     core.lose(HandedOver("the scheduler is stopping: send the request again"))
     await servers.stop(STOP_GRACE_S)
-    for task in (pipe, stop):
+    for task in (pipe, stop, reports):
         task.cancel()
-    await asyncio.gather(pipe, stop, return_exceptions=True)
+    await asyncio.gather(pipe, stop, reports, return_exceptions=True)
     core.close()
     context.destroy(linger=0)
     _log.info("frontend_stopped")

@@ -52,7 +52,7 @@ HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 @dataclass(slots=True, kw_only=True)
 class FrontendServers:
-    """Listening servers and their addresses, with port 0 resolved."""
+    """Listening servers, their addresses with port 0 resolved, and the failures of their calls."""
 
     address: str
     admin_address: str | None
@@ -62,6 +62,7 @@ class FrontendServers:
     local: grpc.aio.Server | None
     metrics: asyncio.Server | None
     threads: TokenizerThreads
+    refusals: RefusalLines
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, end calls that last over `grace_s` seconds, and close all servers."""
@@ -114,13 +115,7 @@ async def start_servers(
         _add_admin(operation, admin)
         admin_address = _bind(admin, settings.admin_listen, admin_tls)
 
-    local: grpc.aio.Server | None = None
-    if settings.local_listen is not None:
-        local = _server(settings, health, (INFERENCE, ADMIN), (errors,), OpenGate())
-        _add_inference(inference, local)
-        _add_admin(operation, local)
-        _bind_locally(local, settings.local_listen)
-
+    local = _local_server(settings, health, errors, inference, operation)
     metrics, metrics_address = await _listen_metrics(core, settings.metrics_listen, security)
 
     await asyncio.gather(*(one.start() for one in (public, admin, local) if one is not None))
@@ -133,7 +128,24 @@ async def start_servers(
         local=local,
         metrics=metrics,
         threads=threads,
+        refusals=refusals,
     )
+
+
+def _local_server(
+    settings: FrontendSettings,
+    health: HealthServicer,
+    errors: ErrorInterceptor,
+    inference: InferenceServicer,
+    operation: AdminServicer,
+) -> grpc.aio.Server | None:
+    if settings.local_listen is None:
+        return None
+    server = _server(settings, health, (INFERENCE, ADMIN), (errors,), OpenGate())
+    _add_inference(inference, server)
+    _add_admin(operation, server)
+    _bind_locally(server, settings.local_listen)
+    return server
 
 
 def _inference(

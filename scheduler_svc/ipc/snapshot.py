@@ -14,6 +14,7 @@ are the very `tandem.admin.v1.GetStatsResponse` that operators get, its bytes as
     "suspend"  SuspendArgument   SuspendResult    when done; errors NoExecutor, ExecutorLost
     "resume"   none (b"{}")      SuspendResult    as "suspend"
     "executor" none (b"{}")      ExecutorInUse    error NoExecutor
+    "report"   ProcessReport     Reported         of a frontend, every few seconds
     "executors"       none (b"{}")      ExecutorList
     "add_executor"    ExecutorArgument  ExecutorList         error InvalidParameter
     "drain_executor"  ExecutorArgument  ExecutorDrainResult  when it serves none, or grace_s passed
@@ -229,14 +230,43 @@ class HistogramSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """
     Histogram with cumulative buckets, as in Prometheus.
 
-    `cumulative_counts[i]` is the number of observations at most `upper_bounds_s[i]`; `count` is the
-    number of all (the `+Inf` bucket) and `sum_s` their sum. Bounds are seconds, strictly growing.
+    `cumulative_counts[i]` is the number of observations at most `upper_bounds[i]`; `count` is the
+    number of all (the `+Inf` bucket) and `total` their sum. Bounds are seconds or, for sizes,
+    tokens, strictly growing.
     """
 
-    upper_bounds_s: tuple[float, ...]
+    upper_bounds: tuple[float, ...]
     cumulative_counts: tuple[int, ...]
     count: int
-    sum_s: float
+    total: float
+
+
+class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    Numbers of one process of the service, as it tells them.
+
+    Attributes:
+        name: "core", or "frontend-0" and so on.
+        cpu_s: Processor time that it has used, in seconds.
+        resident_bytes: Its resident memory; 0 where unknown.
+        open_streams: Requests that have a client in this process now; 0 for the core.
+        failed_calls: Calls and items of calls that failed here, by ErrorReason name.
+        certificates: Last valid second, since 1970, of each certificate in force, by its file.
+        refused_files: True where the newest content of files that belong together could not be
+            used and that before it is in force; by the first of these files.
+    """
+
+    name: str
+    cpu_s: float
+    resident_bytes: int
+    open_streams: int = 0
+    failed_calls: dict[str, int] = {}
+    certificates: dict[str, float] = {}
+    refused_files: dict[str, bool] = {}
+
+
+class Reported(msgspec.Struct, frozen=True):
+    """Confirmation that a report was taken."""
 
 
 class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,9 +279,10 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         finished_by_reason: Requests ended without an error, by FinishReason name ("EOS", ...).
         failed_by_reason: Requests ended by an error after acceptance, by ErrorReason name.
         refused_by_reason: Requests refused by the core, by ErrorReason name.
-        histograms: "time_to_first_token", "inter_token", "queue_time", "request_time", "step_time"
-            (send to result), "schedule_time" (planning), "executor_queue_time",
-            "executor_forward_time", "executor_sample_time".
+        histograms: "time_to_first_token", "inter_token_latency", "request_queue_time",
+            "e2e_request_latency", "step_time" (send to result), "schedule_time" (planning),
+            "executor_queue_time", "executor_forward_time", "executor_sample_time"; in tokens
+            "request_prompt_tokens", "request_generation_tokens", "step_tokens".
         prompt_tokens: Prompt tokens of ended requests.
         cached_prompt_tokens: Those of them that came from the prefix cache.
         merged_updates: Updates that had to wait for a slow frontend and were merged with later
@@ -260,6 +291,11 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         device_memory_bytes: Last reported by the executor; 0 where unknown.
         model_name: Model served; empty before the first executor.
         model_fingerprint: Its revision.
+        executors: A row per executor that serves or is to.
+        progressing: False while a step in flight is older than it should be.
+        frontends_alive: False while a frontend was not heard for as long as liveness allows.
+        processes: The newest report of each process of the service.
+        max_num_seqs: Most requests in the system at a time; 0 before the first executor.
     """
 
     stats: Stats
@@ -276,6 +312,10 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     model_name: str = ""
     model_fingerprint: str = ""
     executors: tuple[ExecutorRow, ...] = ()
+    progressing: bool = True
+    frontends_alive: bool = True
+    processes: tuple[ProcessReport, ...] = ()
+    max_num_seqs: int = 0
 
 
 def _bytes_of(value: Any) -> bytes:
@@ -306,5 +346,6 @@ decode_executor = msgspec.json.Decoder(ExecutorInUse).decode
 decode_executors = msgspec.json.Decoder(ExecutorList).decode
 decode_executor_argument = msgspec.json.Decoder(ExecutorArgument).decode
 decode_executor_drain = msgspec.json.Decoder(ExecutorDrainResult).decode
+decode_report = msgspec.json.Decoder(ProcessReport).decode
 decode_stats = msgspec.json.Decoder(Stats, dec_hook=_stats_of).decode
 decode_metrics = msgspec.json.Decoder(MetricsSnapshot, dec_hook=_stats_of).decode

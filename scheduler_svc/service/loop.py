@@ -268,7 +268,7 @@ class CoreLoop:
         if result.step_id == member.command_step:
             member.command_step = None
         member.note_result(result)
-        self._metrics.count_step(result, session.last_step_s)
+        self._metrics.count_step(command, result, session.last_step_s)
         line = self._step_lines.line(command, result, lambda: self._load(port, limits))
         if line is not None:
             log_worded(_log, line.event, line.values, line.text)

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 from structlog.testing import capture_logs
 
 from tandem.errors import InvalidConfig
+from tandem.network.newest_files import LOADED
 from tandem.network.tls import ClientCredentials, server_credentials
 from tandem.network.tls_files import ClientTls, ServerTls, client_tls, server_tls
 from tandem.network.tls_pairs import expiry
@@ -251,6 +252,23 @@ class TestNewFiles:
 
         assert ["files_refused"] == [line["event"] for line in logs]
         assert "does not belong to the certificate" in logs[0]["message"]
+
+    def test_files_in_force_are_told_with_the_expiry_of_certificates(self, ca):
+        """A refused pair is told until a usable one follows, and then the new one's expiry."""
+        pair, other = ca.issue("server"), ca.issue("other")
+        path, whole = str(pair.certificate), pair.key.read_bytes()
+
+        with echo_server(files_of(pair)) as address:
+            first = expiry(pair.certificate, pair.key, ssl.Purpose.SERVER_AUTH).timestamp()
+            told = [(LOADED.is_refused()[path], LOADED.expirations_s()[path])]
+            shutil.copy(other.key, pair.key)
+            ssl_certificate_of(address)
+            told.append((LOADED.is_refused()[path], LOADED.expirations_s()[path]))
+            pair.key.write_bytes(whole)
+            ssl_certificate_of(address)
+            told.append((LOADED.is_refused()[path], LOADED.expirations_s()[path]))
+
+        assert [(False, first), (True, first), (False, first)] == told
 
     def test_new_client_ca_shuts_out_clients_of_the_old_one(self, ca, tmp_path):
         """A replaced client CA decides from the next connection on."""

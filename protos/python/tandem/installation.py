@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import shlex
 import sys
 from pathlib import Path
 
 PACKAGE = "tandem-serve"
+
+
+def version() -> str:
+    """Return the version that is installed; "unknown" where the source was only put on the path."""
+    try:
+        return importlib.metadata.version(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def install_command(extra: str) -> str:

@@ -23,8 +23,11 @@ def typed_failure(
     Args:
         error: What it failed with.
         method: Name of its method.
-        refusals: Sums up refusals that a stranger can cause; None = each has a line.
+        refusals: Counts failures, and sums up refusals that a stranger can cause; None = each has
+            a line, and none is counted.
     """
+    if refusals is not None:
+        refusals.num_failed[getattr(error, "reason", InternalError.reason)] += 1
     if not isinstance(error, TandemError):
         _log.error("call_broken", method=method, call_id=call_id(), exc_info=error)
         return InternalError(

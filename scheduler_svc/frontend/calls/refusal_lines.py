@@ -27,9 +27,13 @@ class RefusalLines:
     A stranger may make thousands of calls a second, and a line for each would fill the disk. So the
     first refusal of a kind has a line at once, and those of each second after it are one line with
     their number.
+
+    Attributes:
+        num_failed: Calls and items of calls that failed, by reason, with a line or without one.
     """
 
     def __init__(self) -> None:
+        self.num_failed: Counter[str] = Counter()
         self._untold: Counter[tuple[str, str | None]] = Counter()
         """Refusals since the last line of their kind; a kind without a line for a second is not
         here."""

@@ -18,15 +18,17 @@ from prometheus_client.core import (
     InfoMetricFamily,
 )
 
+from scheduler_svc.frontend.operators.process_metrics import process_metrics
 from scheduler_svc.ipc.snapshot import ExecutorRow, HistogramSnapshot, MetricsSnapshot
 from tandem.admin.v1.stats_pb2 import GetStatsResponse as Stats
 from tandem.common.v1 import metric_pb2
+from tandem.installation import version
 
 HISTOGRAMS = {
     "time_to_first_token": "From a request's arrival to its first output token.",
-    "inter_token": "Between two output tokens of a request.",
-    "queue_time": "From a request's arrival to the first time in a batch.",
-    "request_time": "From a request's arrival to its end.",
+    "inter_token_latency": "Between two output tokens of a request.",
+    "request_queue_time": "From a request's arrival to the first time in a batch.",
+    "e2e_request_latency": "From a request's arrival to its end.",
     "step_time": "From sending a batch to its result.",
     "schedule_time": "Planning one step, by the policy that orders admission.",
     "executor_queue_time": "A step's wait in the executor, sent ahead, before it is computed.",
@@ -34,6 +36,13 @@ HISTOGRAMS = {
     "executor_sample_time": "Sampling of a step, as the executor measured it.",
 }
 """Help text of the metric `tandem_<key>_seconds` by the snapshot's key."""
+
+SIZES = {
+    "request_prompt_tokens": "Prompt tokens of a request that ended.",
+    "request_generation_tokens": "Output tokens of a request that ended.",
+    "step_tokens": "Tokens that one step computes, of all its rows.",
+}
+"""Help text of the histogram `tandem_<key>` by the snapshot's key."""
 
 WITH_SESSION = frozenset({"serving", "draining", "suspended", "silent"})
 """States of an executor in which it has a session, whose stream may be broken at the moment."""
@@ -88,6 +97,11 @@ class SnapshotMetrics:
             histogram = self._snapshot.histograms.get(key)
             if histogram is not None:
                 yield _histogram(f"tandem_{key}_seconds", text, histogram, self._labels(key))
+        for key, text in SIZES.items():
+            if (histogram := self._snapshot.histograms.get(key)) is not None:
+                yield _histogram(f"tandem_{key}", text, histogram, {})
+        yield from process_metrics(self._snapshot.processes)
+        yield InfoMetricFamily("tandem_build", "Version of the service.", {"version": version()})
         yield InfoMetricFamily(
             "tandem_model",
             "Model served.",
@@ -115,14 +129,26 @@ def _declared(stats: Stats) -> Iterator[Metric]:
 
 def _gauges(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     """Yield the gauges that the statistics lack."""
-    yield GaugeMetricFamily(
-        "tandem_ready", "1 when a new request would be served at once.", value=snapshot.ready
-    )
-    yield GaugeMetricFamily(
-        "tandem_executor_device_memory_bytes",
-        "Device memory in use, as the executor last said.",
-        value=snapshot.device_memory_bytes,
-    )
+    for name, text, value in (
+        ("ready", "1 when a new request would be served at once.", snapshot.ready),
+        ("progressing", "0 while a step takes far longer than steps do.", snapshot.progressing),
+        (
+            "frontends_alive",
+            "0 while a frontend process is silent for longer than liveness allows.",
+            snapshot.frontends_alive,
+        ),
+        (
+            "executor_device_memory_bytes",
+            "Device memory in use, as the executor last said.",
+            snapshot.device_memory_bytes,
+        ),
+        (
+            "requests_limit",
+            "Most requests in the system at a time, max_num_seqs; 0 before the first executor.",
+            snapshot.max_num_seqs,
+        ),
+    ):
+        yield GaugeMetricFamily(f"tandem_{name}", text, value=float(value))
 
 
 def _counters(snapshot: MetricsSnapshot) -> Iterator[Metric]:
@@ -140,33 +166,37 @@ def _counters(snapshot: MetricsSnapshot) -> Iterator[Metric]:
         for reason, count in by_reason.items():
             requests.add_metric([outcome, reason], count)
     yield requests
-    tokens = CounterMetricFamily(
-        "tandem_tokens",
-        "Tokens by kind: prompt and prompt_cached of ended requests, prefill as computed "
-        "(recomputation included), output as sampled and kept.",
-        labels=["kind"],
-    )
-    tokens.add_metric(["prompt"], snapshot.prompt_tokens)
-    tokens.add_metric(["prompt_cached"], snapshot.cached_prompt_tokens)
-    tokens.add_metric(["prefill"], stats.prefill_tokens)
-    tokens.add_metric(["output"], stats.output_tokens)
-    yield tokens
+    for name, text, value in (
+        ("prompt_tokens", "Prompt tokens of ended requests.", snapshot.prompt_tokens),
+        (
+            "prompt_tokens_cached",
+            "Those of them that came from the prefix cache.",
+            snapshot.cached_prompt_tokens,
+        ),
+        (
+            "prefill_tokens",
+            "Tokens computed in prefills, recomputation included.",
+            stats.prefill_tokens,
+        ),
+        ("generation_tokens", "Output tokens sampled and kept.", stats.output_tokens),
+        (
+            "merged_updates",
+            "Updates merged because a frontend was slow.",
+            snapshot.merged_updates,
+        ),
+        (
+            "integrity_failures",
+            "Bookkeeping errors found while idle; any is a bug.",
+            snapshot.integrity_failures,
+        ),
+    ):
+        yield CounterMetricFamily(f"tandem_{name}", text, value=value)
     refusals = CounterMetricFamily(
         "tandem_refusals", "Requests refused, by the limit that did.", labels=["limit"]
     )
     for limit, count in sorted(stats.refused_by_limit.items()):
         refusals.add_metric([limit], count)
     yield refusals
-    yield CounterMetricFamily(
-        "tandem_merged_updates",
-        "Updates merged because a frontend was slow.",
-        value=snapshot.merged_updates,
-    )
-    yield CounterMetricFamily(
-        "tandem_integrity_failures",
-        "Bookkeeping errors found while idle; any is a bug.",
-        value=snapshot.integrity_failures,
-    )
 
 
 def _of_executors(snapshot: MetricsSnapshot) -> Iterator[Metric]:
@@ -183,9 +213,9 @@ def _histogram(
 ) -> Metric:
     buckets = [
         (str(bound), float(count))
-        for bound, count in zip(histogram.upper_bounds_s, histogram.cumulative_counts, strict=True)
+        for bound, count in zip(histogram.upper_bounds, histogram.cumulative_counts, strict=True)
     ]
     buckets.append(("+Inf", float(histogram.count)))
     family = HistogramMetricFamily(name, text, labels=list(labels))
-    family.add_metric(list(labels.values()), buckets=buckets, sum_value=histogram.sum_s)
+    family.add_metric(list(labels.values()), buckets=buckets, sum_value=histogram.total)
     return family

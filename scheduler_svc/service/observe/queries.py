@@ -23,6 +23,8 @@ from scheduler_svc.ipc.snapshot import (
     ExecutorList,
     FlushResult,
     MetricsSnapshot,
+    ProcessReport,
+    Reported,
     RequestList,
     SuspendResult,
     decode_abort_argument,
@@ -30,9 +32,11 @@ from scheduler_svc.ipc.snapshot import (
     decode_events_argument,
     decode_executor_argument,
     decode_list_argument,
+    decode_report,
     decode_suspend_argument,
     encode_json,
 )
+from scheduler_svc.process.process_report import process_report
 from scheduler_svc.service.drain import Drain
 from scheduler_svc.service.executors.members import Members
 from scheduler_svc.service.executors.operations import ExecutorOperations
@@ -100,6 +104,8 @@ class Queries:
         self._drain = drain
         self._operations = operations
         self._waiting: list[_Waiting] = []
+        self._reports: dict[str, ProcessReport] = {}
+        """Newest report of each frontend, by its name."""
         self._answers: dict[str, Callable[[bytes, float], msgspec.Struct | Stats]] = {
             "stats": lambda _, now: self._stats(now),
             "metrics": lambda _, now: self._metrics_snapshot(now),
@@ -110,6 +116,7 @@ class Queries:
             "flush": self._flush,
             "executor": lambda _argument, _now: self._executor(),
             "executors": lambda _, now: self._executors(now),
+            "report": self._report,
             "add_executor": self._add_executor,
             "remove_executor": self._remove_executor,
         }
@@ -251,6 +258,11 @@ class Queries:
         _log.info("prefix_cache_flushed", freed_blocks=freed)
         return FlushResult(freed_blocks=freed)
 
+    def _report(self, argument: bytes, _now: float) -> Reported:
+        report = decode_report(argument)
+        self._reports[report.name] = report
+        return Reported()
+
     def _executor(self) -> ExecutorInUse:
         for member in self._members:
             if member.session.is_attached and member.description is not None:
@@ -307,9 +319,14 @@ class Queries:
 
     def _metrics_snapshot(self, now: float) -> MetricsSnapshot:
         core, metrics, model = self._state.core, self._metrics, self._state.model
+        limits = self._state.limits
         return MetricsSnapshot(
             stats=self._stats(now),
             ready=self._state.availability.ready,
+            progressing=self._state.availability.progressing,
+            frontends_alive=self._state.frontends_alive,
+            processes=(process_report("core"), *self._reports.values()),
+            max_num_seqs=0 if limits is None else limits.max_num_seqs,
             finished_by_reason=dict(metrics.finished_by_reason),
             failed_by_reason=dict(metrics.failed_by_reason),
             refused_by_reason=dict(metrics.refused_by_reason),

@@ -26,7 +26,7 @@ from tests.waiting import wait_until
 _BLOCK_SIZE = 16
 _BUSY = ("tandem_executor_forward_time_seconds_sum", "tandem_executor_sample_time_seconds_sum")
 _STEPS = "tandem_executor_forward_time_seconds_count"
-_TOKENS = 'tandem_tokens_total{kind="output"'
+_TOKENS = "tandem_generation_tokens_total"
 _RUNNING = "tandem_requests_running"
 _LOGGED_CHARACTERS = 8000
 _ROUNDS = 10_000

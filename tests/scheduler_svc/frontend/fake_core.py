@@ -32,7 +32,7 @@ from scheduler_svc.ipc.messages import (
     decode_from_frontend,
     encode,
 )
-from scheduler_svc.ipc.snapshot import encode_json
+from scheduler_svc.ipc.snapshot import Reported, encode_json
 from scheduler_svc.ipc.sockets import connect_frontend
 from scheduler_svc.process.frontend_settings import FrontendSettings
 from tandem.admin.v1.stats_pb2 import GetStatsResponse
@@ -60,7 +60,8 @@ class FakeCore:
         self.submits: asyncio.Queue[Submit] = asyncio.Queue()
         self.ends: asyncio.Queue[EndStream] = asyncio.Queue()
         self.answers: dict[str, Callable[[bytes], bytes | TandemError | None]] = {
-            "stats": lambda _: encode_json(GetStatsResponse())
+            "stats": lambda _: encode_json(GetStatsResponse()),
+            "report": lambda _: encode_json(Reported()),
         }
         self._task = asyncio.create_task(self._receive())
 

@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler_svc.frontend import core_client
-from scheduler_svc.frontend.operators.metrics import HISTOGRAMS
+from scheduler_svc.frontend.operators.metrics import HISTOGRAMS, SIZES
 from scheduler_svc.ipc.messages import Availability
 from scheduler_svc.ipc.snapshot import (
     ConfigEntry,
@@ -18,12 +18,14 @@ from scheduler_svc.ipc.snapshot import (
     DrainResult,
     HistogramSnapshot,
     MetricsSnapshot,
+    ProcessReport,
     encode_json,
 )
 from tandem.admin.v1 import admin_service_pb2 as pb
 from tandem.admin.v1 import stats_pb2
 from tandem.admin.v1.admin_service_pb2_grpc import AdminServiceStub
 from tandem.errors import HandedOver, InvalidModel
+from tandem.installation import version
 from tests.scheduler_svc.frontend.calls import error_of
 from tests.scheduler_svc.frontend.fake_core import model, running_frontend, serve, until, within
 
@@ -256,7 +258,7 @@ class TestReflection:
 
 def metrics_snapshot() -> MetricsSnapshot:
     histogram = HistogramSnapshot(
-        upper_bounds_s=(0.1, 1.0), cumulative_counts=(2, 5), count=6, sum_s=4.5
+        upper_bounds=(0.1, 1.0), cumulative_counts=(2, 5), count=6, total=4.5
     )
     return MetricsSnapshot(
         stats=stats_pb2.GetStatsResponse(
@@ -300,11 +302,25 @@ def metrics_snapshot() -> MetricsSnapshot:
         finished_by_reason={"EOS": 5, "MAX_TOKENS": 6},
         failed_by_reason={"INVALID_LOGITS": 1},
         refused_by_reason={"QUEUE_FULL": 2},
-        histograms=dict.fromkeys(HISTOGRAMS, histogram),
+        histograms=dict.fromkeys((*HISTOGRAMS, *SIZES), histogram),
         prompt_tokens=60,
         cached_prompt_tokens=10,
         model_name="small",
         model_fingerprint="rev-1",
+        progressing=False,
+        max_num_seqs=256,
+        processes=(
+            ProcessReport(name="core", cpu_s=1.5, resident_bytes=4096),
+            ProcessReport(
+                name="frontend-0",
+                cpu_s=2.5,
+                resident_bytes=8192,
+                open_streams=7,
+                failed_calls={"SLOW_CONSUMER": 2},
+                certificates={"server.pem": 1.9e9},
+                refused_files={"server.pem": True, "tokens": False},
+            ),
+        ),
     )
 
 
@@ -339,18 +355,18 @@ class TestMetrics:
             ("tandem_kv_cache_usage_ratio",): 0.25,
             ("tandem_ready",): 1,
             ("tandem_preemptions_total",): 9,
-            ("tandem_tokens_total", "prompt"): 60,
-            ("tandem_tokens_total", "prompt_cached"): 10,
-            ("tandem_tokens_total", "prefill"): 70,
-            ("tandem_tokens_total", "output"): 80,
+            ("tandem_prompt_tokens_total",): 60,
+            ("tandem_prompt_tokens_cached_total",): 10,
+            ("tandem_prefill_tokens_total",): 70,
+            ("tandem_generation_tokens_total",): 80,
             ("tandem_requests_total", "finished", "EOS"): 5,
             ("tandem_requests_total", "finished", "MAX_TOKENS"): 6,
             ("tandem_requests_total", "failed", "INVALID_LOGITS"): 1,
             ("tandem_requests_total", "refused", "QUEUE_FULL"): 2,
             ("tandem_time_to_first_token_seconds_bucket", "0.1"): 2,
             ("tandem_time_to_first_token_seconds_bucket", "+Inf"): 6,
-            ("tandem_inter_token_seconds_count",): 6,
-            ("tandem_inter_token_seconds_sum",): 4.5,
+            ("tandem_inter_token_latency_seconds_count",): 6,
+            ("tandem_inter_token_latency_seconds_sum",): 4.5,
             ("tandem_model_info", "small", "rev-1"): 1,
             ("tandem_kv_blocks_cached",): 15,
             ("tandem_prefix_cache_lookup_tokens_total",): 200,
@@ -380,6 +396,22 @@ class TestMetrics:
             ("tandem_refusals_total", "max_tenant_requests"): 3,
             ("tandem_schedule_time_seconds_bucket", "0.1", "lpm"): 2,
             ("tandem_schedule_time_seconds_count", "lpm"): 6,
+            ("tandem_request_queue_time_seconds_count",): 6,
+            ("tandem_e2e_request_latency_seconds_count",): 6,
+            ("tandem_request_prompt_tokens_count",): 6,
+            ("tandem_request_generation_tokens_count",): 6,
+            ("tandem_step_tokens_count",): 6,
+            ("tandem_progressing",): 0,
+            ("tandem_frontends_alive",): 1,
+            ("tandem_requests_limit",): 256,
+            ("tandem_process_cpu_seconds_total", "core"): 1.5,
+            ("tandem_process_resident_memory_bytes", "frontend-0"): 8192,
+            ("tandem_open_streams", "frontend-0"): 7,
+            ("tandem_call_failures_total", "frontend-0", "SLOW_CONSUMER"): 2,
+            ("tandem_certificate_expiration_timestamp_seconds", "server.pem", "frontend-0"): 1.9e9,
+            ("tandem_file_reload_failed", "server.pem", "frontend-0"): 1,
+            ("tandem_file_reload_failed", "tokens", "frontend-0"): 0,
+            ("tandem_build_info", version()): 1,
         }
         assert expected == {key: samples.get(key) for key in expected}
 

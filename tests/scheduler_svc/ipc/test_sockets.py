@@ -180,7 +180,7 @@ class TestSnapshots:
     def test_metrics_round_trip(self):
         """A metrics snapshot survives its JSON form."""
         histogram = snapshot.HistogramSnapshot(
-            upper_bounds_s=(0.1, 1.0), cumulative_counts=(1, 2), count=3, sum_s=4.5
+            upper_bounds=(0.1, 1.0), cumulative_counts=(1, 2), count=3, total=4.5
         )
         metrics = snapshot.MetricsSnapshot(
             stats=GetStatsResponse(running_requests=2, refused_by_limit={"a": 1}),
@@ -188,6 +188,6 @@ class TestSnapshots:
             finished_by_reason={"EOS": 3},
             failed_by_reason={},
             refused_by_reason={"QUEUE_FULL": 1},
-            histograms={"inter_token": histogram},
+            histograms={"inter_token_latency": histogram},
         )
         assert metrics == snapshot.decode_metrics(snapshot.encode_json(metrics))

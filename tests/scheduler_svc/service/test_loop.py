@@ -132,8 +132,8 @@ class TestServing:
         counts = {name: histogram.count for name, histogram in metrics.histograms.items()}
         assert (3, 12, 3) == (
             counts["time_to_first_token"],
-            counts["inter_token"],
-            counts["request_time"],
+            counts["inter_token_latency"],
+            counts["e2e_request_latency"],
         )
         assert metrics.stats.steps == counts["step_time"] == bench.link.runner.num_steps
         assert 0 == metrics.integrity_failures

@@ -12,7 +12,7 @@ import ssl
 import grpc
 import structlog
 
-from tandem.network.newest_files import NewestFiles
+from tandem.network.newest_files import LOADED, NewestFiles
 from tandem.network.tls_files import ClientTls, ServerTls
 from tandem.network.tls_pairs import channel_credentials, expiry, read_ca, read_pem
 
@@ -55,6 +55,7 @@ class ClientCredentials:
 
 def _server_configuration(files: ServerTls) -> grpc.ServerCertificateConfiguration:
     until = expiry(files.certificate, files.key, ssl.Purpose.SERVER_AUTH)
+    LOADED.note_certificate(files.certificate, until)
     _log.info("tls_certificate", certificate=str(files.certificate), expires=until.isoformat())
     return grpc.ssl_server_certificate_configuration(
         [(read_pem(files.key), read_pem(files.certificate))],

@@ -6,7 +6,7 @@ import ssl
 
 import structlog
 
-from tandem.network.newest_files import NewestFiles
+from tandem.network.newest_files import LOADED, NewestFiles
 from tandem.network.tls_files import ServerTls
 from tandem.network.tls_pairs import expiry, read_ca
 
@@ -40,5 +40,6 @@ def _context(files: ServerTls) -> ssl.SSLContext:
         read_ca(files.client_ca)
         context.load_verify_locations(files.client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
+    LOADED.note_certificate(files.certificate, until)
     _log.info("tls_certificate", certificate=str(files.certificate), expires=until.isoformat())
     return context

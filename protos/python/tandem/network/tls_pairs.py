@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 
 from tandem.errors import InvalidConfig
+from tandem.network.newest_files import LOADED
 from tandem.network.tls_files import ClientTls
 
 
@@ -26,7 +27,8 @@ def channel_credentials(files: ClientTls) -> grpc.ChannelCredentials:
             or the certificate has expired or is not valid yet.
     """
     if files.certificate is not None and files.key is not None:
-        expiry(files.certificate, files.key, ssl.Purpose.CLIENT_AUTH)
+        until = expiry(files.certificate, files.key, ssl.Purpose.CLIENT_AUTH)
+        LOADED.note_certificate(files.certificate, until)
     return grpc.ssl_channel_credentials(
         root_certificates=None if files.ca is None else read_ca(files.ca),
         private_key=None if files.key is None else read_pem(files.key),

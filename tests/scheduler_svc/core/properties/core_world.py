@@ -399,7 +399,7 @@ class CoreWorld:
         assert sum(gaps) == pytest.approx(stats.inter_token_s)
         histograms = rig.core.histograms()
         assert len(waits) == sum(histograms["time_to_first_token"].counts)
-        assert len(gaps) == sum(histograms["inter_token"].counts)
+        assert len(gaps) == sum(histograms["inter_token_latency"].counts)
 
     def _check_events(self) -> None:
         """Check that each request's events tell its life: in time, a token each, and its end."""

@@ -7,6 +7,7 @@ import structlog
 from structlog.contextvars import bound_contextvars, merge_contextvars
 from structlog.testing import capture_logs
 
+from scheduler_svc.frontend.calls.failures import typed_failure
 from scheduler_svc.frontend.calls.refusal_lines import RefusalLines
 from tandem.error_codes import PermissionDenied, Unauthenticated
 from tandem.errors import InvalidParameter, QueueFull
@@ -57,6 +58,16 @@ async def test_failures_of_requests_have_a_line_each():
         assert lines.has_own_line(error, METHOD)
         assert lines.has_own_line(error, WATCH)
         assert not lines.has_own_line(error, WATCH)
+
+
+async def test_every_failure_is_counted_by_its_reason():
+    """
+    Failures count whether they have a line of their own or not, and a bug counts as INTERNAL.
+    """
+    lines = RefusalLines()
+    for error in (*[Unauthenticated("no token")] * 3, QueueFull("full"), ValueError("bug")):
+        typed_failure(error, METHOD, lines)
+    assert {"UNAUTHENTICATED": 3, "QUEUE_FULL": 1, "INTERNAL": 1} == lines.num_failed
 
 
 def told(line):
