@@ -206,6 +206,15 @@ def _of_executors(snapshot: MetricsSnapshot) -> Iterator[Metric]:
         for row in snapshot.executors:
             family.add_metric([row.address], float(value(row)))
         yield family
+    states = GaugeMetricFamily(
+        "tandem_each_executor_state",
+        "1 for the state that it is in: connecting, refused, serving, silent, suspended, draining "
+        "or drained.",
+        labels=["executor", "state"],
+    )
+    for row in snapshot.executors:
+        states.add_metric([row.address, row.state], 1)
+    yield states
 
 
 def _histogram(

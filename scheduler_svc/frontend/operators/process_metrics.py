@@ -8,6 +8,12 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from scheduler_svc.ipc.snapshot import ProcessReport
+from tandem.errors import InternalError, SlowConsumer, Unauthenticated
+
+CORE = "core"
+"""Name of the process that has no clients."""
+ALWAYS_TOLD = (InternalError.reason, SlowConsumer.reason, Unauthenticated.reason)
+"""Reasons that alerts watch: shown as 0 too, as an increase is seen only from a first sample on."""
 
 
 def process_metrics(reports: Sequence[ProcessReport]) -> Iterator[Metric]:
@@ -30,8 +36,10 @@ def process_metrics(reports: Sequence[ProcessReport]) -> Iterator[Metric]:
         processor.add_metric([one.name], one.cpu_s)
         if one.resident_bytes:
             memory.add_metric([one.name], one.resident_bytes)
-        streams.add_metric([one.name], one.open_streams)
-        for reason, count in sorted(one.failed_calls.items()):
+        if one.name != CORE:
+            streams.add_metric([one.name], one.open_streams)
+        told = dict.fromkeys(ALWAYS_TOLD if one.name != CORE else (), 0) | one.failed_calls
+        for reason, count in sorted(told.items()):
             failures.add_metric([one.name, reason], count)
     yield from (processor, memory, streams, failures)
     yield from _files(reports)
