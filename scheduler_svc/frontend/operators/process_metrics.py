@@ -8,7 +8,8 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from scheduler_svc.ipc.snapshot import ProcessReport
-from tandem.errors import InternalError, SlowConsumer, Unauthenticated
+from tandem.error_codes import Unauthenticated
+from tandem.errors import InternalError, SlowConsumer
 
 CORE = "core"
 """Name of the process that has no clients."""
