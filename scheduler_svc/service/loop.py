@@ -18,6 +18,7 @@ import structlog
 
 from scheduler_svc.config.settings import LoadedSettings
 from scheduler_svc.core.executor_port import ExecutorPort
+from scheduler_svc.core.observe.step_log import memory_line
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.executor_client.link_events import SessionOpened
 from scheduler_svc.executor_client.session_events import ExecutorSeen, SessionEnded
@@ -271,7 +272,9 @@ class CoreLoop:
         self._metrics.count_step(command, result, session.last_step_s)
         line = self._step_lines.line(command, result, lambda: self._load(port, limits))
         if line is not None:
-            log_worded(_log, line.event, line.values, line.text)
+            stats = self._load(port, limits).stats
+            for one in (line, memory_line(stats.used_blocks, stats.total_blocks)):
+                log_worded(_log, one.event, one.values, one.text)
 
     def _load(self, port: ExecutorPort, limits: EngineConfig) -> Load:
         core = self._state.core

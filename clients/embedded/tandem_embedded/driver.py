@@ -14,6 +14,7 @@ from tandem.link.commands import KvMode
 from tandem.link.results import StepResult
 from tandem_embedded.backend import Backend
 from tandem_embedded.ledger import Ledger
+from tandem_embedded.observe.metrics_writer import StepMetrics
 from tandem_embedded.parallel.accord import Accord, Meeting, is_of_computing
 from tandem_embedded.parallel.retries import Retries
 from tandem_embedded.parallel.worker import Worker
@@ -41,6 +42,9 @@ class Driver:
         ledger: Ledger, shared with threads that submit.
         lock: Guards core and ledger; never held while a step computes.
         accord: The time, and the other ranks if the one runner has a share of a model.
+
+    Attributes:
+        metrics: Gets the result of every step; None until it is set.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Driver:
             for port, backend in zip(ports, backends, strict=True)
         ]
         self._retries = Retries(len(backends))
+        self.metrics: StepMetrics | None = None
 
     @property
     def is_suspended(self) -> bool:
@@ -294,6 +299,8 @@ class Driver:
         with self._lock:
             self._ledger.note_margins(worker.port, result)
             worker.port.apply(result, self._accord.now())
+            if self.metrics is not None:
+                self.metrics.note(result, self._core)
             if len(result.token):
                 self._retries.reset()
             elif self._retries.has_failures:

@@ -18,7 +18,8 @@ from tandem_embedded.errors import SchedulerError, engine_errors
 from tandem_embedded.intake import Intake, Messages, Prompt
 from tandem_embedded.ledger import Delivery, Ledger
 from tandem_embedded.loading.runners import RunnerSettings, load_backends
-from tandem_embedded.logs import quiet_unless_configured
+from tandem_embedded.observe.logs import quiet_unless_configured
+from tandem_embedded.observe.metrics_writer import StepMetrics
 from tandem_embedded.parallel.accord import Meeting, accord_of
 from tandem_embedded.parallel.devices import with_runners_of
 from tandem_embedded.parallel.groups import process_groups
@@ -26,13 +27,7 @@ from tandem_embedded.parallel.sizes import SizeAliases, parallel_sizes
 from tandem_embedded.params import GenerationParams
 from tandem_embedded.queries import EngineQueries
 from tandem_embedded.results import CompletedRequest
-from tandem_embedded.settings import (
-    check_buffer,
-    check_config,
-    checked_options,
-    kv_mode,
-    model_directory,
-)
+from tandem_embedded.settings import checked_settings, kv_mode, model_directory
 from tandem_embedded.stream import TextStream
 from tandem_embedded.tokenizer import Tokenizer, tokenizer_of
 
@@ -80,6 +75,9 @@ class InferenceEngine(EngineQueries):
             tensor_model_parallel_size processes; default: those of `pg_collection`, or 1.
         pg_collection: Processes that share the model: `ProcessGroups`, or an object with Megatron's
             `tp` and `pp`; None with a size of several processes takes the world.
+        metrics_writer: Gets the load of every N-th step: `wandb`, one of its runs, or TensorBoard's
+            SummaryWriter; see observe/metrics_writer.py.
+        logging_step_interval: This N; 0 = none.
         clock: Clock in monotonic seconds.
         aliases: Other names of the sizes: see `SizeAliases`.
 
@@ -111,6 +109,8 @@ class InferenceEngine(EngineQueries):
         tensor_model_parallel_size: int | None = None,
         pipeline_model_parallel_size: int | None = None,
         pg_collection: object = None,
+        metrics_writer: object = None,
+        logging_step_interval: int = 0,
         clock: Callable[[], float] = time.monotonic,
         **aliases: Unpack[SizeAliases],
     ) -> None:
@@ -128,9 +128,7 @@ class InferenceEngine(EngineQueries):
         )
         sizes = (data_parallel_size, tensor_model_parallel_size, pipeline_model_parallel_size)
         with engine_errors():
-            check_config(config)
-            options = checked_options(options, window)
-            check_buffer(config, buffer_size_gb)
+            options = checked_settings(config, options, window, buffer_size_gb)
             self._kv_mode = kv_mode(kv_cache_management_mode)
             plan = parallel_sizes(sizes, aliases, type(self))
             backends = [backend] if isinstance(backend, Backend) else list(backend or ())
@@ -144,7 +142,9 @@ class InferenceEngine(EngineQueries):
                     config, directory, settings, num_runners=count, groups=groups, arguments=common
                 )
                 tokenizer = tokenizer or tokenizer_of(directory)
-            self._start(config or EngineConfig(), backends, options, tokenizer)
+            config = config or EngineConfig()
+            metrics = StepMetrics(metrics_writer, logging_step_interval, config)
+            self._start(config, backends, options, tokenizer, metrics)
 
     def _start(
         self,
@@ -152,6 +152,7 @@ class InferenceEngine(EngineQueries):
         backends: list[Backend],
         options: CoreOptions,
         tokenizer: Tokenizer | None,
+        metrics: StepMetrics,
     ) -> None:
         self.config = config
         self._backends = backends
@@ -168,6 +169,7 @@ class InferenceEngine(EngineQueries):
         self._driver = Driver(
             self._core, config, backends, self._ledger, self._lock, accord=self._accord
         )
+        self._driver.metrics = metrics
 
     def __enter__(self) -> Self:
         return self

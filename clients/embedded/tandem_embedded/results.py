@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from scheduler_svc.core.observe.step_log import memory_text
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.request.request import RequestState as CoreState
 from tandem.admin.v1.stats_pb2 import GetStatsResponse as Stats
@@ -223,8 +224,7 @@ class MemoryStats:
         return self.used_blocks / self.total_blocks
 
     def __str__(self) -> str:
-        used, total = self.used_blocks, self.total_blocks
-        return f"Memory usage: {used}/{total} blocks ({100 * self.utilization:.1f}%)"
+        return memory_text(self.used_blocks, self.total_blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

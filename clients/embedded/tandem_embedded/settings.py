@@ -17,6 +17,20 @@ from tandem.link.commands import KvMode
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
+def checked_settings(
+    config: EngineConfig | None, options: CoreOptions, window: int, buffer_size_gb: float | None
+) -> CoreOptions:
+    """
+    Check limits, scheduling options, window and KV memory; returns the options with that window.
+
+    Raises:
+        InvalidConfig: One of them is wrong, as for the functions below.
+    """
+    check_config(config)
+    check_buffer(config, buffer_size_gb)
+    return checked_options(options, window)
+
+
 def check_config(config: EngineConfig | None) -> None:
     """
     Check the limits, if any are given.

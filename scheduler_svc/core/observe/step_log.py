@@ -36,6 +36,19 @@ class StepSnapshot:
     block_size: int
 
 
+def memory_text(used_blocks: int, num_blocks: int) -> str:
+    """Return the well-known wording of how many KV blocks are in use."""
+    share = 100 * used_blocks / num_blocks
+    return f"Memory usage: {used_blocks}/{num_blocks} blocks ({share:.1f}%)"
+
+
+def memory_line(used_blocks: int, num_blocks: int) -> LogLine:
+    """Return the line on the KV blocks in use; cached ones do not count."""
+    values = {"used_blocks": used_blocks, "total_blocks": num_blocks}
+    text = memory_text(used_blocks, num_blocks)
+    return LogLine(event="memory_usage", values=values, text=text)
+
+
 def decode_line(snapshot: StepSnapshot, tokens_per_s: float) -> LogLine:
     """Return the line of every 40th step with decodes; `tokens_per_s` is since the line before."""
     text = (

@@ -28,7 +28,7 @@ from tandem_bench.offline.checkpoints import random_model
 from tandem_bench.offline.engines import ENGINES, FLOOR
 from tandem_bench.offline.rounds import EngineFailed, Rounds, engines_in_turn, run_engine
 from tandem_bench.offline.workload import Task
-from tandem_embedded.logs import quiet_unless_configured
+from tandem_embedded.observe.logs import quiet_unless_configured
 
 CONCURRENCY = (1, 8, 32)
 FULL_CONCURRENCY = (1, 2, 4, 8, 16, 32)

@@ -19,7 +19,7 @@ from tandem_embedded.errors import (
 )
 from tandem_embedded.facade.batches import BatchReader, ExecutionBatch, ExecutionOutput
 from tandem_embedded.loading.runners import RunnerSettings, load_backends
-from tandem_embedded.logs import quiet_unless_configured
+from tandem_embedded.observe.logs import quiet_unless_configured
 from tandem_embedded.settings import check_config, model_directory
 
 

@@ -89,6 +89,11 @@ class TestOperatorLog:
         )
         found = [re.fullmatch(pattern, text) for _, text in lines(logs, "* rank")]
         assert ["3", "6"] == [match and match[1] for match in found]
+        usage = [text for _, text in lines(logs, "Memory usage")]
+        assert 2 == len(usage)
+        assert all(
+            re.fullmatch(r"Memory usage: [1-9]\d*/\d+ blocks \(\d+\.\d%\)", t) for t in usage
+        )
 
     def test_a_budget_of_paused_requests_in_gib_is_told_in_blocks(self, make_bench):
         """

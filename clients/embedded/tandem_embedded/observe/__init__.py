@@ -1,0 +1,1 @@
+"""Logs of an engine, and its numbers for a metrics writer."""
