@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-INTERVAL_S = 15
-BEFORE = 119
+INTERVAL_S = 30
+BEFORE = 59
 """Steps after the first sample in which a faulty system is still healthy, to half an hour."""
-AFTER = 121
+AFTER = 61
 FAULT_MINUTE = 30
 DAY_S = 86400
 
@@ -19,7 +19,7 @@ EXECUTORS = ("e1:50061", "e2:50061")
 def level(before: float, after: float | None = None) -> str:
     """Return a gauge that changes once the fault begins."""
     after = before if after is None else after
-    return f"{before}+0x{BEFORE} {after}+0x{AFTER}"  # 0x119 alone would be a hexadecimal number
+    return f"{before}+0x{BEFORE} {after}+0x{AFTER}"  # 0x59 alone would be a hexadecimal number
 
 
 def counter(before: float, after: float | None = None) -> str:
@@ -158,9 +158,10 @@ CASES: tuple[Case, ...] = (
     Case("healthy"),
     Case("an executor that an operator drained", (), one_executor("drained", is_attached=False)),
     Case(
-        "a drain that takes its time",
+        "a drain that takes its time and gives executors back",
         (),
-        {of_scheduler("tandem_draining"): level(0, 1), of_scheduler("tandem_ready"): level(1, 0)},
+        {attached(one): level(1, 0) for one in EXECUTORS}
+        | {of_scheduler("tandem_draining"): level(0, 1), of_scheduler("tandem_ready"): level(1, 0)},
     ),
     Case("no target at all", ("TandemSchedulerMissing",), gone(SCHEDULER)),
     Case(
@@ -171,7 +172,7 @@ CASES: tuple[Case, ...] = (
     Case(
         "a new process at the same address",
         ("TandemSchedulerRestarted",),
-        {of_scheduler("tandem_uptime_seconds"): f"0+15x{BEFORE} 0+15x{AFTER}"},
+        {of_scheduler("tandem_uptime_seconds"): f"0+{INTERVAL_S}x{BEFORE} 0+{INTERVAL_S}x{AFTER}"},
         minutes=5,
     ),
     Case("a suspended service", ("TandemNotReady",), {of_scheduler("tandem_ready"): level(1, 0)}),

@@ -181,8 +181,8 @@ class TestChanges:
         assert "the scheduler core did not answer 'drain_executor' within 0.15 s" == error.message
 
 
-def samples(*rows: ExecutorRow) -> dict[tuple[str, str], float]:
-    """Return the samples of a page that have the label of an executor."""
+def samples(*rows: ExecutorRow) -> dict[tuple[str, ...], float]:
+    """Return the samples of a page that have the label of an executor, by name and labels."""
     snapshot = MetricsSnapshot(
         stats=GetStatsResponse(),
         ready=True,
@@ -194,7 +194,7 @@ def samples(*rows: ExecutorRow) -> dict[tuple[str, str], float]:
     )
     page = generate_latest(SnapshotMetrics(snapshot)).decode()
     return {
-        (sample.name, sample.labels["executor"]): sample.value
+        (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(page)
         for sample in family.samples
         if "executor" in sample.labels
@@ -204,7 +204,7 @@ def samples(*rows: ExecutorRow) -> dict[tuple[str, str], float]:
 class TestMetrics:
     def test_each_executor_has_its_samples(self):
         """
-        Each sample of an executor has its address as the label `executor`.
+        Each sample of an executor has its address as the label `executor`, and its state is one.
         """
         found = samples(row(), row(address="c:1", state="connecting", away_s=2.5, losses=7))
         assert {
@@ -220,6 +220,8 @@ class TestMetrics:
             ("tandem_each_executor_steps_total", "c:1"): 6,
             ("tandem_each_executor_session_losses_total", "a:1"): 9,
             ("tandem_each_executor_session_losses_total", "c:1"): 7,
+            ("tandem_each_executor_state", "a:1", "serving"): 1,
+            ("tandem_each_executor_state", "c:1", "connecting"): 1,
         } == found
 
     @pytest.mark.parametrize("state", STATES)
