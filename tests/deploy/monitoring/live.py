@@ -35,6 +35,8 @@ LINGER_S = 4.0
 """Seconds for which a fault goes on after its alerts fired, so that others show."""
 CLEARS_WITHIN_S = 120.0
 LOOK_S = 0.5
+QUIET_S = 4.0
+"""Seconds without an alert after which all is healthy: what ended last may yet be scraped."""
 HEAD = """# The monitoring, watched
 
 Written by `python -m tests.deploy.monitoring.live`: two executors, a scheduler with two frontends, a gateway, load,
@@ -62,10 +64,10 @@ class Seen:
 def main() -> int:
     """Run the check; return 0 if everything was as it must be."""
     parser = argparse.ArgumentParser(prog="python -m tests.deploy.monitoring.live")
-    parser.add_argument("--only", default="", help="run only faults whose name has this text")
+    parser.add_argument("--only", nargs="+", help="run only faults whose name has such a text")
     parser.add_argument("--keep", type=Path, help="folder for logs; default: a temporary one")
     given = parser.parse_args()
-    chosen = [fault for fault in FAULTS if given.only in fault.name]
+    chosen = [one for one in FAULTS if any(text in one.name for text in given.only or [""])]
     numbers = json.loads(NUMBERS.read_text()) if given.only and NUMBERS.exists() else {}
     with contextlib.ExitStack() as stack:
         folder = given.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -132,11 +134,16 @@ def watch(fault: Fault, system: System, prometheus: Prometheus) -> Seen:
 
 
 def settle(prometheus: Prometheus, fired: set[str]) -> bool:
-    """Wait until no alert fires, adding those that do; return False if some still do in the end."""
-    until_s = time.monotonic() + CLEARS_WITHIN_S
-    while firing := prometheus.firing():
-        fired |= firing
-        if time.monotonic() > until_s:
+    """
+    Wait until no alert has fired for `QUIET_S`, adding those that do; return False if some still do
+    in the end.
+    """
+    began_s = quiet_since_s = time.monotonic()
+    while (now_s := time.monotonic()) - quiet_since_s < QUIET_S:
+        if firing := prometheus.firing():
+            fired |= firing
+            quiet_since_s = now_s
+        if now_s - began_s > CLEARS_WITHIN_S:
             return False
         time.sleep(LOOK_S)
     return True
