@@ -6,7 +6,6 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import numpy as np
 import structlog
@@ -36,6 +35,7 @@ from scheduler_svc.ipc.messages import (
     decode_from_core,
     encode,
 )
+from scheduler_svc.ipc.sockets import AsyncSocket
 from scheduler_svc.ipc.token_run import TokenRun
 from scheduler_svc.process.frontend_settings import FrontendSettings
 from tandem.errors import CoreTimeout, Draining, InternalError, TandemError
@@ -53,19 +53,6 @@ PING_INTERVAL_S = 2.0
 LATE_AFTER_S = 6.0
 """Age of the core's last message, in seconds, at which it is late: it owes three answers then."""
 MAX_STREAM_ID = 2**32 - 1
-
-
-class AsyncSocket(Protocol):
-    """Part of `zmq.asyncio.Socket` that the client uses."""
-
-    def send(self, data: bytes) -> asyncio.Future[object]:
-        """Queue one message in order; the future is done when the message is in the pipe."""
-
-    async def recv(self, flags: int = 0) -> bytes:
-        """Wait for one message; with NOBLOCK raise zmq.Again if there is none."""
-
-    def close(self) -> None:
-        """Close without waiting."""
 
 
 class CoreClient:
@@ -210,6 +197,10 @@ class CoreClient:
         self._send(
             EndStream(stream_id=stream_id, reason=reason, num_output_tokens=num_output_tokens)
         )
+
+    def tell(self, kind: str) -> None:
+        """Send the core a query of a kind without argument whose answer is not awaited."""
+        self._send(Query(query_id=0, kind=kind, argument=b"{}"))
 
     async def query(self, kind: str, argument: bytes = b"{}", *, grace_s: float = 0.0) -> bytes:
         """
@@ -372,7 +363,7 @@ class CoreClient:
                 write.sweep(now_s, stall_deadline_s=self._settings.stall_deadline_s)
             if now_s >= next_ping_s:
                 next_ping_s = now_s + PING_INTERVAL_S
-                self._send(Query(query_id=0, kind="stats", argument=b"{}"))
+                self.tell("stats")
             silent_s = now_s - self._last_message_s
             state = silent_s < self._settings.core_timeout_s, silent_s >= LATE_AFTER_S
             if state != (self._is_alive, self._is_late):

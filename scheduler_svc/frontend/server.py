@@ -31,11 +31,13 @@ from scheduler_svc.frontend.intake.decoding import MessageIntake
 from scheduler_svc.frontend.intake.grpc_options import server_options
 from scheduler_svc.frontend.operators.admin import AdminServicer
 from scheduler_svc.frontend.operators.metrics_http import METRICS_TOKENS, serve_metrics
+from scheduler_svc.frontend.operators.scaler import ScalerServicer
 from scheduler_svc.frontend.text.tokenizer_threads import TokenizerThreads
 from scheduler_svc.process.frontend_settings import FrontendSettings
 from tandem.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from tandem.errors import AddressInUse
 from tandem.inference.v1 import inference_service_pb2, inference_service_pb2_grpc
+from tandem.keda.v1 import external_scaler_service_pb2, external_scaler_service_pb2_grpc
 from tandem.network.address import host_and_port, is_unix, without_brackets
 from tandem.network.reflection import serve_reflection
 from tandem.network.tls import server_credentials
@@ -45,6 +47,7 @@ from tandem.network.token_file import TokenFile
 
 INFERENCE = inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 ADMIN = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+SCALER = external_scaler_service_pb2.DESCRIPTOR.services_by_name["ExternalScaler"].full_name
 BATCH_BUFFERS = 16
 """Output of a whole batch that may wait for its client, in buffers of one request."""
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
@@ -88,7 +91,7 @@ async def start_servers(
     refusals = RefusalLines()
     errors = ErrorInterceptor(MessageIntake(connection_share=settings.undecoded_share), refusals)
     health = HealthServicer()
-    publish_health(core, health, (INFERENCE, ADMIN))
+    publish_health(core, health, (INFERENCE, ADMIN, SCALER))
     threads = TokenizerThreads(
         settings.num_tokenizer_threads, max_waiting=settings.max_waiting_prompts
     )
@@ -98,8 +101,7 @@ async def start_servers(
     credentials = open_credentials(security, clock)
     shares = CallShares(settings.max_num_seqs, clock)
     inference = _inference(settings, core, threads, clock, shares=shares, refusals=refusals)
-    access = _executor_access(settings)
-    operation = AdminServicer(core, access, drain_grace_s=settings.drain_grace_s)
+    operators = _operators(settings, core)
 
     gate = call_gate(credentials, shares, settings.max_num_seqs, clock)
     checks = checking(credentials, Role.GENERATE, shares, public_tls)
@@ -111,11 +113,11 @@ async def start_servers(
     admin_address = None
     if settings.admin_listen is not None:
         checks = checking(credentials, Role.OPERATE, shares, admin_tls)
-        admin = _server(settings, health, (ADMIN,), (errors, *checks), gate)
-        _add_admin(operation, admin)
+        admin = _server(settings, health, (ADMIN, SCALER), (errors, *checks), gate)
+        _add_operators(operators, admin)
         admin_address = _bind(admin, settings.admin_listen, admin_tls)
 
-    local = _local_server(settings, health, errors, inference, operation)
+    local = _local_server(settings, health, errors, inference, operators)
     metrics, metrics_address = await _listen_metrics(core, settings.metrics_listen, security)
 
     await asyncio.gather(*(one.start() for one in (public, admin, local) if one is not None))
@@ -137,13 +139,13 @@ def _local_server(
     health: HealthServicer,
     errors: ErrorInterceptor,
     inference: InferenceServicer,
-    operation: AdminServicer,
+    operators: tuple[AdminServicer, ScalerServicer],
 ) -> grpc.aio.Server | None:
     if settings.local_listen is None:
         return None
-    server = _server(settings, health, (INFERENCE, ADMIN), (errors,), OpenGate())
+    server = _server(settings, health, (INFERENCE, ADMIN, SCALER), (errors,), OpenGate())
     _add_inference(inference, server)
-    _add_admin(operation, server)
+    _add_operators(operators, server)
     _bind_locally(server, settings.local_listen)
     return server
 
@@ -189,9 +191,23 @@ def _add_inference(servicer: InferenceServicer, server: grpc.aio.Server) -> None
     )
 
 
-def _add_admin(servicer: AdminServicer, server: grpc.aio.Server) -> None:
+def _operators(
+    settings: FrontendSettings, core: CoreClient
+) -> tuple[AdminServicer, ScalerServicer]:
+    access = _executor_access(settings)
+    operation = AdminServicer(core, access, drain_grace_s=settings.drain_grace_s)
+    return operation, ScalerServicer(core)
+
+
+def _add_operators(
+    servicers: tuple[AdminServicer, ScalerServicer], server: grpc.aio.Server
+) -> None:
+    operation, scaler = servicers
     admin_service_pb2_grpc.add_AdminServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
-        servicer, server
+        operation, server
+    )
+    external_scaler_service_pb2_grpc.add_ExternalScalerServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+        scaler, server
     )
 
 

@@ -22,7 +22,7 @@ from scheduler_svc.frontend.stream.shared_write import ItemBell
 from scheduler_svc.frontend.stream.stream import RequestOutput
 from scheduler_svc.frontend.text.served_model import LoadedModel
 from scheduler_svc.frontend.text.tokenizer_threads import TokenizerThreads
-from tandem.errors import SlowConsumer, TandemError
+from tandem.errors import NoExecutor, SlowConsumer, TandemError
 from tandem.inference.v1 import inference_service_pb2 as pb
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -77,7 +77,11 @@ class RequestServing:
         if is_request_id(request.request_id):
             name_call(request.request_id)
         refuse_unknown_fields(request)
-        loaded = await self.loaded(request)
+        try:
+            loaded = await self.loaded(request)
+        except NoExecutor:
+            self.core.tell("unserved")
+            raise
         request_id = request.request_id or call_id()
         prepared = await prepare_request(
             request,

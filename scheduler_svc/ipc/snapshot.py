@@ -19,6 +19,8 @@ are the very `tandem.admin.v1.GetStatsResponse` that operators get, its bytes as
     "add_executor"    ExecutorArgument  ExecutorList         error InvalidParameter
     "drain_executor"  ExecutorArgument  ExecutorDrainResult  when it serves none, or grace_s passed
     "remove_executor" ExecutorArgument  ExecutorList         error InvalidParameter
+    "demand"          none (b"{}")      Demand
+    "unserved"        none (b"{}")      Noted                a frontend refused a request itself
 
 Unknown keys are ignored, so that a newer core can add some. Counters count since the core started.
 """
@@ -137,6 +139,28 @@ class EventList(msgspec.Struct, frozen=True):
     """Events of a request, in order of time."""
 
     events: tuple[EventEntry, ...]
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    Work that there is for executors.
+
+    Attributes:
+        waiting_requests: Choices of requests that wait for a place.
+        running_requests: Choices that have one.
+        queued_tokens: Uncached prompt tokens of requests that wait for the first time.
+        unserved_age_s: Seconds since a request was last refused because no executor was there, by
+            the core or by a frontend; None for never.
+    """
+
+    waiting_requests: int
+    running_requests: int
+    queued_tokens: int
+    unserved_age_s: float | None
+
+
+class Noted(msgspec.Struct, frozen=True):
+    """Confirmation without content."""
 
 
 class FlushResult(msgspec.Struct, frozen=True):
@@ -339,6 +363,7 @@ decode_list_argument = msgspec.json.Decoder(ListArgument).decode
 decode_request_list = msgspec.json.Decoder(RequestList).decode
 decode_events_argument = msgspec.json.Decoder(EventsArgument).decode
 decode_event_list = msgspec.json.Decoder(EventList).decode
+decode_demand = msgspec.json.Decoder(Demand).decode
 decode_flush_result = msgspec.json.Decoder(FlushResult).decode
 decode_suspend_argument = msgspec.json.Decoder(SuspendArgument).decode
 decode_suspend_result = msgspec.json.Decoder(SuspendResult).decode

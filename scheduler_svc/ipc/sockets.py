@@ -8,10 +8,11 @@ Messages are single frames. Both directions have a bounded pipe. The core never 
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -38,6 +39,19 @@ _EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 
 class FrontendGone(Exception):
     """No frontend with this index is connected any more."""
+
+
+class AsyncSocket(Protocol):
+    """Part of `zmq.asyncio.Socket` that a frontend uses."""
+
+    def send(self, data: bytes) -> asyncio.Future[object]:
+        """Queue one message in order; the future is done when the message is in the pipe."""
+
+    async def recv(self, flags: int = 0) -> bytes:
+        """Wait for one message; with NOBLOCK raise zmq.Again if there is none."""
+
+    def close(self) -> None:
+        """Close without waiting."""
 
 
 def frontend_identity(index: int) -> bytes:

@@ -128,6 +128,8 @@ class Intake:
             acceptance = self._take(message, handle, core, now)
         except TandemError as error:
             self._metrics.refused_by_reason[error.reason] += 1
+            if isinstance(error, NoExecutor | ExecutorLost):
+                self._state.unserved_s = now
             _log.info(
                 "request_refused",
                 request_id=message.request_id,

@@ -33,6 +33,8 @@ class ServiceState:
         draining: True once no new request is admitted.
         executor_given_up: True once the executor was away for longer than requests wait; reset
             when one is attached.
+        unserved_s: Time at which a request was last refused because no executor was there, by the
+            core or by a frontend; None for never.
     """
 
     started_s: float
@@ -50,6 +52,7 @@ class ServiceState:
     frontends_alive: bool = True
     draining: bool = False
     executor_given_up: bool = False
+    unserved_s: float | None = None
 
     def __post_init__(self) -> None:
         self.looked_s = self.started_s

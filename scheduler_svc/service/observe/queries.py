@@ -16,6 +16,7 @@ from scheduler_svc.ipc.messages import Query, Reply
 from scheduler_svc.ipc.snapshot import (
     SUSPEND_WAIT_S,
     AbortResult,
+    Demand,
     DrainResult,
     EventList,
     ExecutorDrainResult,
@@ -23,6 +24,7 @@ from scheduler_svc.ipc.snapshot import (
     ExecutorList,
     FlushResult,
     MetricsSnapshot,
+    Noted,
     ProcessReport,
     Reported,
     RequestList,
@@ -109,6 +111,8 @@ class Queries:
         self._answers: dict[str, Callable[[bytes, float], msgspec.Struct | Stats]] = {
             "stats": lambda _, now: self._stats(now),
             "metrics": lambda _, now: self._metrics_snapshot(now),
+            "demand": lambda _, now: self._demand(now),
+            "unserved": self._note_unserved,
             "config": lambda _argument, _now: self._loaded.in_force(self._state.limits),
             "abort": self._abort,
             "requests": self._requests,
@@ -291,6 +295,21 @@ class Queries:
             is_done=lambda: member.is_drained,
             result=lambda: ExecutorDrainResult(member.num_moved),
         )
+
+    def _demand(self, now: float) -> Demand:
+        """Return the work there is for executors."""
+        core, unserved_s = self._state.core, self._state.unserved_s
+        stats = Stats() if core is None else core.stats()
+        return Demand(
+            waiting_requests=stats.waiting_requests,
+            running_requests=stats.running_requests,
+            queued_tokens=stats.queued_tokens,
+            unserved_age_s=None if unserved_s is None else now - unserved_s,
+        )
+
+    def _note_unserved(self, _argument: bytes, now: float) -> Noted:
+        self._state.unserved_s = now
+        return Noted()
 
     def _stats(self, now: float) -> Stats:
         """Return the statistics of the core, if there is one yet, with those of the service."""

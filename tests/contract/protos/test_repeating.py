@@ -26,7 +26,7 @@ RPCS = rpcs()
 
 def test_all_rpcs_are_found():
     """
-    The pattern above sees each rpc of the three services.
+    The pattern above sees each rpc of every service.
     """
     texts = [path.read_text() for path in PROTOS.rglob("*.proto")]
     assert sum(len(re.findall(r"^ *rpc ", text, re.MULTILINE)) for text in texts) == len(RPCS)

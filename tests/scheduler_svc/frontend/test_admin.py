@@ -232,15 +232,18 @@ class TestHealth:
 
 class TestReflection:
     @pytest.mark.parametrize(
-        ("port", "service"),
+        ("port", "services"),
         [
-            ("address", "tandem.inference.v1.InferenceService"),
-            ("admin_address", "tandem.admin.v1.AdminService"),
+            ("address", {"tandem.inference.v1.InferenceService"}),
+            (
+                "admin_address",
+                {"tandem.admin.v1.AdminService", "externalscaler.ExternalScaler"},
+            ),
         ],
     )
-    async def test_each_port_lists_its_services(self, frontend, port, service):
+    async def test_each_port_lists_its_services(self, frontend, port, services):
         """
-        Reflection names the port's own service and health.
+        Reflection names the port's own services and health.
         """
         async with grpc.aio.insecure_channel(getattr(frontend.servers, port)) as channel:
             stub = reflection_pb2_grpc.ServerReflectionStub(channel)
@@ -249,11 +252,14 @@ class TestReflection:
             answer = await within(call.read())
             call.cancel()
         names = {entry.name for entry in answer.list_services_response.service}
-        assert {
-            service,
-            "grpc.health.v1.Health",
-            "grpc.reflection.v1alpha.ServerReflection",
-        } == names
+        assert (
+            services
+            | {
+                "grpc.health.v1.Health",
+                "grpc.reflection.v1alpha.ServerReflection",
+            }
+            == names
+        )
 
 
 def metrics_snapshot() -> MetricsSnapshot:

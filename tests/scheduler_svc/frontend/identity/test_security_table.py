@@ -15,10 +15,11 @@ from structlog.testing import capture_logs
 
 from scheduler_svc.config.frontend_security import FrontendSecurity
 from scheduler_svc.core.request.tenant import TenantLimits
-from scheduler_svc.frontend.server import ADMIN, INFERENCE
+from scheduler_svc.frontend.server import ADMIN, INFERENCE, SCALER
 from tandem.admin.v1 import admin_service_pb2
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
+from tandem.keda.v1 import external_scaler_service_pb2
 from tandem.status import from_rpc_error
 from tests.certificates import Authority
 from tests.scheduler_svc.frontend.fake_core import (
@@ -51,6 +52,12 @@ METHODS = {
     "admin": [
         (f"/{ADMIN}/{method.name}", method.server_streaming)
         for method in admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].methods
+    ]
+    + [
+        (f"/{SCALER}/{method.name}", method.server_streaming)
+        for method in external_scaler_service_pb2.DESCRIPTOR.services_by_name[
+            "ExternalScaler"
+        ].methods
     ],
 }
 ONE_METHOD = {"public": f"/{INFERENCE}/GetModel", "admin": f"/{ADMIN}/GetStats"}
@@ -169,7 +176,7 @@ class TestCallers:
     @pytest.mark.parametrize("port", PORTS)
     async def test_every_rpc_asks_for_a_credential(self, channels, port):
         """
-        No rpc of either service, reflection among them, is served without a credential; health is.
+        No rpc of any service, reflection among them, is served without a credential; health is.
         """
         asked = [*METHODS[port], (REFLECTION, True)]
         found = {method: await outcome(channels[port], method, streams=s) for method, s in asked}

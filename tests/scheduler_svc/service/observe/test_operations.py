@@ -121,6 +121,43 @@ class TestOperators:
         assert bench.reply(frontend, "resume").error is None
 
 
+class TestDemand:
+    def test_what_waits_and_runs_is_told(self, bench):
+        """
+        The demand counts choices that wait or run; no request was refused for lack of an executor.
+        """
+        frontend = bench.frontend()
+        bench.link.is_holding = True
+        frontend.submit(1, PROMPT, 6, num_choices=3, temperature=1.0)
+        bench.until(lambda: 1 in frontend.accepted)
+        found = snapshot.decode_demand(bench.reply(frontend, "demand").result)
+        assert (3, None) == (
+            found.waiting_requests + found.running_requests,
+            found.unserved_age_s,
+        )
+
+    def test_requests_that_find_no_executor_are_noted(self, make_bench):
+        """
+        A request that the core refuses for lack of an executor is noted, and so is one that a
+        frontend refused.
+        """
+        for refused_by_core in (True, False):
+            bench = make_bench()
+            frontend = bench.frontend()
+            before = snapshot.decode_demand(bench.reply(frontend, "demand").result)
+            assert snapshot.Demand(
+                waiting_requests=0, running_requests=0, queued_tokens=0, unserved_age_s=None
+            ) == (before)
+            if refused_by_core:
+                frontend.submit(1, PROMPT, 6)
+                bench.until(lambda frontend=frontend: 1 in frontend.refused)
+            else:
+                assert bench.reply(frontend, "unserved").error is None
+            after = snapshot.decode_demand(bench.reply(frontend, "demand").result)
+            assert after.unserved_age_s is not None
+            assert after.unserved_age_s >= 0
+
+
 class TestExecutorInUse:
     def test_address_is_told_while_an_executor_is_attached(self, bench, make_bench):
         """
