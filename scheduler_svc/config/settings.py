@@ -210,6 +210,13 @@ class SchedulerSettings(
     ready_file: Path | None = Field(
         None, description="file to write addresses and pid to, as JSON, once clients can connect"
     )
+    otlp_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^/\s]+/?$",
+        description="URL of an OpenTelemetry collector, as http://HOST:4317, to which spans of "
+        "requests go; needs the extra `tracing`; default: that of OTEL_EXPORTER_OTLP_ENDPOINT, "
+        "else none",
+    )
     logging_step_interval: int = Field(
         0,
         ge=0,

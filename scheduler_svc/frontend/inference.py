@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 from scheduler_svc.frontend.batch.item_counts import ItemCounts
 from scheduler_svc.frontend.batch.item_turns import ItemTurns
@@ -27,6 +28,9 @@ from tandem.errors import InvalidParameter, TandemError
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.inference.v1 import inference_service_pb2_grpc, model_pb2, tokens_pb2
 
+if TYPE_CHECKING:
+    from scheduler_svc.frontend.tracing.request_spans import RequestTracer
+
 
 class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     """Inference service of one process; the interceptor turns TandemErrors into statuses."""
@@ -43,6 +47,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         refusals: RefusalLines,
         max_pending_bytes: int,
         scores_prompts: bool,
+        tracer: RequestTracer | None = None,
     ) -> None:
         """
         Args:
@@ -55,12 +60,13 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             refusals: Sums up lines about refused items.
             max_pending_bytes: Most output of one batch that may wait for its client.
             scores_prompts: The core accepts requests for log probabilities of their prompts.
+            tracer: Makes spans of requests; None where none are recorded.
         """
         self._core = core
         self._max_request_bytes = max_request_bytes
         self._scores_prompts = scores_prompts
         self._threads = threads
-        self._serving = RequestServing(core, threads, clock)
+        self._serving = RequestServing(core, threads, clock, tracer)
         self._counts = ItemCounts(max_items, shares)
         self._item_turns = ItemTurns(clock)
         self._refusals = refusals
@@ -74,7 +80,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         serving, left_s = self._serving, context.time_remaining()
         try:
             async with (
-                serving.serve(request, left_s=left_s) as output,
+                serving.serve(request, rpc="Generate", left_s=left_s) as output,
                 aclosing(stream_messages(output)) as messages,
             ):
                 async for message in messages:
@@ -113,7 +119,9 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             )
         try:
             async with (
-                self._serving.serve(request.request, left_s=context.time_remaining()) as output,
+                self._serving.serve(
+                    request.request, rpc="Complete", left_s=context.time_remaining()
+                ) as output,
                 aclosing(stream_messages(output)) as messages,
             ):
                 return await collect(messages)

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import gc
 import os
+import socket as sockets
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.intake.memory import bound_heaps
 from scheduler_svc.frontend.operators.reports import send_reports
 from scheduler_svc.frontend.server import start_servers
+from scheduler_svc.frontend.tracing.switch import open_tracing
 from scheduler_svc.ipc.messages import Hello
 from scheduler_svc.ipc.sockets import connect_frontend
 from scheduler_svc.process.frontend_settings import FrontendSettings, parse_settings
@@ -34,6 +36,8 @@ STOP_GRACE_S = 0.5
 """Seconds for the last statuses to reach clients."""
 NICENESS = 5
 """Niceness of a frontend; with few cores the core runs first, as a late step delays all clients."""
+SPANS_GRACE_S = 1.5
+"""Seconds for the last spans to reach their collector, within `FORCED_EXIT_S`."""
 FORCED_EXIT_S = 3.0
 """Seconds after the parent's end after which the process exits, even if it hangs."""
 
@@ -68,7 +72,12 @@ async def _serve(settings: FrontendSettings) -> int:
     context = zmq.asyncio.Context()
     socket = connect_frontend(context, Path(settings.ipc_path), settings.index)
     core = CoreClient(settings, socket, time.monotonic)
-    servers = await start_servers(settings, core, time.monotonic)
+    tracer = open_tracing(
+        settings.otlp_endpoint,
+        time.monotonic,
+        f"{sockets.gethostname()}-{os.getppid()}-{settings.index}",
+    )
+    servers = await start_servers(settings, core, time.monotonic, tracer)
     hello = Hello(
         settings.index,
         os.getpid(),
@@ -92,6 +101,8 @@ async def _serve(settings: FrontendSettings) -> int:
     for task in (pipe, stop, reports):
         task.cancel()
     await asyncio.gather(pipe, stop, reports, return_exceptions=True)
+    if tracer is not None:
+        await tracer.close(SPANS_GRACE_S)
     core.close()
     context.destroy(linger=0)
     _log.info("frontend_stopped")

@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from scheduler_svc.config.frontend_security import FrontendSecurity
 from scheduler_svc.executor_client.channel import ExecutorAccess
 from scheduler_svc.frontend.calls.batches import DELAY_S
 from scheduler_svc.frontend.calls.interceptor import ErrorInterceptor
@@ -44,6 +44,9 @@ from tandem.network.tls import server_credentials
 from tandem.network.tls_contexts import server_context
 from tandem.network.tls_files import ServerTls, client_tls
 from tandem.network.token_file import TokenFile
+
+if TYPE_CHECKING:
+    from scheduler_svc.frontend.tracing.request_spans import RequestTracer
 
 INFERENCE = inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 ADMIN = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
@@ -79,7 +82,10 @@ class FrontendServers:
 
 
 async def start_servers(
-    settings: FrontendSettings, core: CoreClient, clock: Callable[[], float]
+    settings: FrontendSettings,
+    core: CoreClient,
+    clock: Callable[[], float],
+    tracer: RequestTracer | None = None,
 ) -> FrontendServers:
     """
     Listen on every address of the settings.
@@ -92,17 +98,15 @@ async def start_servers(
     errors = ErrorInterceptor(MessageIntake(connection_share=settings.undecoded_share), refusals)
     health = HealthServicer()
     publish_health(core, health, (INFERENCE, ADMIN, SCALER))
-    threads = TokenizerThreads(
-        settings.num_tokenizer_threads, max_waiting=settings.max_waiting_prompts
-    )
-
+    threads = _tokenizer_threads(settings)
     security = settings.security
     public_tls, admin_tls = security.public_tls(), security.admin_tls()
     credentials = open_credentials(security, clock)
     shares = CallShares(settings.max_num_seqs, clock)
-    inference = _inference(settings, core, threads, clock, shares=shares, refusals=refusals)
+    inference = _inference(
+        settings, core, threads, clock, shares=shares, refusals=refusals, tracer=tracer
+    )
     operators = _operators(settings, core)
-
     gate = call_gate(credentials, shares, settings.max_num_seqs, clock)
     checks = checking(credentials, Role.GENERATE, shares, public_tls)
     public = _server(settings, health, (INFERENCE,), (errors, *checks), gate)
@@ -118,7 +122,7 @@ async def start_servers(
         admin_address = _bind(admin, settings.admin_listen, admin_tls)
 
     local = _local_server(settings, health, errors, inference, operators)
-    metrics, metrics_address = await _listen_metrics(core, settings.metrics_listen, security)
+    metrics, metrics_address = await _listen_metrics(settings, core, tracer)
 
     await asyncio.gather(*(one.start() for one in (public, admin, local) if one is not None))
     return FrontendServers(
@@ -150,6 +154,12 @@ def _local_server(
     return server
 
 
+def _tokenizer_threads(settings: FrontendSettings) -> TokenizerThreads:
+    return TokenizerThreads(
+        settings.num_tokenizer_threads, max_waiting=settings.max_waiting_prompts
+    )
+
+
 def _inference(
     settings: FrontendSettings,
     core: CoreClient,
@@ -158,6 +168,7 @@ def _inference(
     *,
     shares: CallShares,
     refusals: RefusalLines,
+    tracer: RequestTracer | None,
 ) -> InferenceServicer:
     return InferenceServicer(
         core,
@@ -169,6 +180,7 @@ def _inference(
         refusals=refusals,
         max_pending_bytes=BATCH_BUFFERS * settings.max_pending_bytes,
         scores_prompts=settings.scores_prompts,
+        tracer=tracer,
     )
 
 
@@ -244,8 +256,9 @@ def _bind_locally(server: grpc.aio.Server, address: str) -> None:
 
 
 async def _listen_metrics(
-    core: CoreClient, listen: str | None, security: FrontendSecurity
+    settings: FrontendSettings, core: CoreClient, tracer: RequestTracer | None
 ) -> tuple[asyncio.Server | None, str | None]:
+    listen, security = settings.metrics_listen, settings.security
     if listen is None:
         return None, None
     host, port = host_and_port(listen)
@@ -253,7 +266,14 @@ async def _listen_metrics(
     tls = None if files is None else server_context(files)
     tokens = None if token_file is None else TokenFile(Path(token_file), METRICS_TOKENS)
     try:
-        server = await serve_metrics(core, without_brackets(host), port, tls=tls, tokens=tokens)
+        server = await serve_metrics(
+            core,
+            without_brackets(host),
+            port,
+            tls=tls,
+            tokens=tokens,
+            spans=None if tracer is None else tracer.counts,
+        )
     except OSError as error:
         raise _address_in_use(listen) from error
     return server, f"{host}:{server.sockets[0].getsockname()[1]}"

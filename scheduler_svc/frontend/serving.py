@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
 from scheduler_svc.core.request.request import FinishReason
-from scheduler_svc.frontend.calls.call_id import call_id, name_call
+from scheduler_svc.frontend.calls.call_id import call_id, name_call, trace_headers
 from scheduler_svc.frontend.calls.rpc_handlers import write
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.models import NamesModel, check_model
-from scheduler_svc.frontend.request.requests import prepare_request
+from scheduler_svc.frontend.request.requests import PreparedRequest, prepare_request
 from scheduler_svc.frontend.request.unknown_fields import refuse_unknown_fields
 from scheduler_svc.frontend.request.validation import is_request_id
 from scheduler_svc.frontend.stream.inbox import Received, StreamInbox
@@ -22,10 +22,16 @@ from scheduler_svc.frontend.stream.shared_write import ItemBell
 from scheduler_svc.frontend.stream.stream import RequestOutput
 from scheduler_svc.frontend.text.served_model import LoadedModel
 from scheduler_svc.frontend.text.tokenizer_threads import TokenizerThreads
+from scheduler_svc.ipc.messages import StreamProgress
 from tandem.errors import NoExecutor, SlowConsumer, TandemError
 from tandem.inference.v1 import inference_service_pb2 as pb
 
+if TYPE_CHECKING:
+    from scheduler_svc.frontend.tracing.request_spans import RequestTrace, RequestTracer
+
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 
 
 class Writing(Protocol):
@@ -46,11 +52,25 @@ class RequestServing:
     """Preparation, submission and output of the requests of one process."""
 
     def __init__(
-        self, core: CoreClient, threads: TokenizerThreads, clock: Callable[[], float]
+        self,
+        core: CoreClient,
+        threads: TokenizerThreads,
+        clock: Callable[[], float],
+        tracer: RequestTracer | None = None,
     ) -> None:
+        """
+        Args:
+            core: The core.
+            threads: Threads for long prompts.
+            clock: Clock of the core.
+            tracer: Makes spans of requests; None where none are recorded.
+        """
         self._threads = threads
+        self._tracer = tracer
         self.clock = clock
         self.core = core
+        if tracer is not None:
+            core.on_change(lambda: tracer.look(core.availability))
 
     async def loaded(self, request: NamesModel) -> LoadedModel:
         """Return the served model, which the request may name."""
@@ -60,13 +80,19 @@ class RequestServing:
 
     @asynccontextmanager
     async def serve(
-        self, request: pb.GenerateRequest, *, left_s: float | None, bell: ItemBell | None = None
+        self,
+        request: pb.GenerateRequest,
+        *,
+        rpc: str,
+        left_s: float | None,
+        bell: ItemBell | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """
         Yield a request's output; leaving the block early cancels it in the core.
 
         Args:
             request: The client's request.
+            rpc: Name of the rpc that it came by.
             left_s: Seconds until the call's deadline, if it has one.
             bell: Is rung at news, on a stream that many requests share; None for one of its own.
 
@@ -74,6 +100,42 @@ class RequestServing:
             TandemError: The request is refused; field paths start at GenerateRequest.
         """
         arrival_s = self.clock()
+        with self._traced(request, rpc, arrival_s) as traced:
+            prepared, loaded = await self._prepare(request, arrival_s, left_s)
+            core = self.core
+            before = [Received(len(one.prior.token_ids), one.is_over) for one in prepared.starts]
+            with core.submit(
+                prepared.submit,
+                before=before,
+                with_logprobs=prepared.with_logprobs,
+                with_scores=prepared.scored_prompt is not None and len(prepared.prompt) > 1,
+                bell=bell,
+            ) as inbox:
+
+                def end_at_stop_string(choice: int, num_output_tokens: int) -> None:
+                    core.end(
+                        inbox.choices[choice].stream_id,
+                        reason=FinishReason.STOP_STRING,
+                        num_output_tokens=num_output_tokens,
+                    )
+
+                output = RequestOutput(
+                    inbox,
+                    prepared.starts,
+                    started=prepared.started,
+                    scored_prompt=prepared.scored_prompt,
+                    end_at_stop_string=end_at_stop_string,
+                    blocked_by=lambda: core.availability.blocked_by,
+                    text_of=loaded.text.token_text,
+                )
+                if traced is not None:
+                    self._follow(traced, output, request.tenant)
+                yield output
+
+    async def _prepare(
+        self, request: pb.GenerateRequest, arrival_s: float, left_s: float | None
+    ) -> tuple[PreparedRequest, LoadedModel]:
+        """Check a request and make it ready for the core; its call has its id from then on."""
         if is_request_id(request.request_id):
             name_call(request.request_id)
         refuse_unknown_fields(request)
@@ -92,32 +154,25 @@ class RequestServing:
             left_s=left_s,
         )
         name_call(request_id)
-        core = self.core
-        before = [Received(len(start.prior.token_ids), start.is_over) for start in prepared.starts]
-        with core.submit(
-            prepared.submit,
-            before=before,
-            with_logprobs=prepared.with_logprobs,
-            with_scores=prepared.scored_prompt is not None and len(prepared.prompt) > 1,
-            bell=bell,
-        ) as inbox:
+        return prepared, loaded
 
-            def end_at_stop_string(choice: int, num_output_tokens: int) -> None:
-                core.end(
-                    inbox.choices[choice].stream_id,
-                    reason=FinishReason.STOP_STRING,
-                    num_output_tokens=num_output_tokens,
-                )
+    def _traced(
+        self, request: pb.GenerateRequest, rpc: str, arrival_s: float
+    ) -> AbstractContextManager[RequestTrace | None]:
+        if self._tracer is None:
+            return nullcontext()
+        return self._tracer.request(request, f"{_SERVICE}/{rpc}", trace_headers(), arrival_s)
 
-            yield RequestOutput(
-                inbox,
-                prepared.starts,
-                started=prepared.started,
-                scored_prompt=prepared.scored_prompt,
-                end_at_stop_string=end_at_stop_string,
-                blocked_by=lambda: core.availability.blocked_by,
-                text_of=loaded.text.token_text,
-            )
+    def _follow(self, traced: RequestTrace, output: RequestOutput, tenant: str) -> None:
+        """Have a trace told what becomes of its request."""
+
+        def note_progress(choice: int, progress: StreamProgress) -> None:
+            traced.note_progress(choice, progress, self.clock())
+
+        traced.note_started(output.started, tenant)
+        output.inbox.on_progress = note_progress
+        traced.ends = lambda: output.ends
+        traced.failure = lambda: output.failure
 
     def cancel(self, inbox: StreamInbox) -> None:
         """Ask the core to end all choices of a request; their output comes to its end."""

@@ -46,6 +46,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         executor_cert: File of the certificate to show to executors.
         executor_key: File of its key.
         link_token_file: File of the token to send to executors.
+        otlp_endpoint: URL of the collector of spans; None for that of OpenTelemetry's variables.
     """
 
     index: int
@@ -77,6 +78,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     executor_cert: str | None = None
     executor_key: str | None = None
     link_token_file: str | None = None
+    otlp_endpoint: str | None = None
 
 
 def parse_settings(argument: str) -> FrontendSettings:

@@ -205,6 +205,7 @@ class Service:
                 executor_cert=_text(settings.executor_cert),
                 executor_key=_text(settings.executor_key),
                 link_token_file=_text(settings.link_token_file),
+                otlp_endpoint=settings.otlp_endpoint,
             )
             for index in range(settings.frontends)
         ]

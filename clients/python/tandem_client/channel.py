@@ -20,6 +20,7 @@ from tandem.network.tls_pairs import channel_credentials
 from tandem_client.request.names import suggests_names
 from tandem_client.streams.retry import RetryPolicy
 from tandem_client.targets import ROUND_ROBIN, has_several, has_this_machine, takes_turns, target_of
+from tandem_client.tracing import TRACEPARENT, checked_traceparent, with_trace
 
 Call = TypeVar("Call")
 
@@ -210,6 +211,7 @@ class BaseConnection:
         deadline_s: float | None = None,
         retry: RetryPolicy | None = None,
         metadata: MetadataSource | None = None,
+        traceparent: str | None = None,
     ) -> Self:
         """
         Return a client with other settings over the same connection, which both use and either one
@@ -220,8 +222,16 @@ class BaseConnection:
                 limit, None = as this client.
             retry: How calls recover by themselves; None = as this client.
             metadata: Pairs that each call sends besides those of this client, or a function that
-                returns them and is asked before each call, as for `traceparent`.
+                returns them and is asked before each call.
+            traceparent: Span that calls are part of, as the header of W3C Trace Context; None = the
+                current span of OpenTelemetry, where the program uses that, else none.
+
+        Raises:
+            InvalidParameter: `traceparent` does not have the form of that header.
         """
+        if traceparent is not None:
+            other = self.with_options(metadata={TRACEPARENT: checked_traceparent(traceparent)})
+            return other.with_options(deadline_s=deadline_s, retry=retry, metadata=metadata)
         other = copy.copy(self)
         other._set(deadline_s, retry, metadata)  # noqa: SLF001  # of the same class
         return other
@@ -247,7 +257,7 @@ class BaseConnection:
         for source in self._metadata:
             found = source() if callable(source) else source
             more += found.items() if isinstance(found, Mapping) else found
-        metadata = tuple(self._options.call_metadata(more))
+        metadata = tuple(with_trace(self._options.call_metadata(more)))
         return method(request, timeout=timeout_s, metadata=metadata)
 
     def _limit_s(self, limit_s: float | None) -> float | None:

@@ -189,7 +189,9 @@ class BatchStream:
             if self._caller is not None:
                 claim(request, self._caller.identity)
             left_s = self._context.time_remaining()
-            async with self._serving.serve(request, left_s=left_s, bell=item.bell) as output:
+            async with self._serving.serve(
+                request, rpc="GenerateBatch", left_s=left_s, bell=item.bell
+            ) as output:
                 item.request_id = call_id()
                 item.output = output
                 self._write.inboxes.add(output.inbox)

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from http import HTTPStatus
+from typing import Protocol
 
 import structlog
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from scheduler_svc.frontend.core_client import CoreClient
@@ -36,6 +39,35 @@ Page = tuple[HTTPStatus, str, bytes]
 """Status, content type and body of a response."""
 
 
+class SpanCounts(Protocol):
+    """Counts of spans since the start."""
+
+    @property
+    def exported(self) -> int:
+        """Spans that a collector took."""
+
+    @property
+    def lost(self) -> int:
+        """Spans that none took."""
+
+
+class _SpanMetrics:
+    """Metrics of the spans of the process that has the page."""
+
+    def __init__(self, spans: SpanCounts) -> None:
+        self._spans = spans
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            "tandem_trace_spans",
+            "Spans of this frontend process, by outcome: exported to the collector, or lost.",
+            labels=["outcome"],
+        )
+        family.add_metric(["exported"], self._spans.exported)
+        family.add_metric(["lost"], self._spans.lost)
+        yield family
+
+
 async def serve_metrics(
     core: CoreClient,
     host: str,
@@ -43,6 +75,7 @@ async def serve_metrics(
     *,
     tls: ssl.SSLContext | None = None,
     tokens: TokenFile | None = None,
+    spans: SpanCounts | None = None,
 ) -> asyncio.Server:
     """
     Listen and return the server, which the caller closes.
@@ -53,6 +86,7 @@ async def serve_metrics(
         port: Port to listen on; 0 takes a free one.
         tls: Context of HTTPS; None for HTTP.
         tokens: Tokens of which a request must send one; None where it needs none.
+        spans: Counts of spans to show too; None where none are recorded.
 
     Raises:
         OSError: The address cannot be used.
@@ -65,6 +99,8 @@ async def serve_metrics(
             return HTTPStatus.SERVICE_UNAVAILABLE, PLAIN, f"{error.message}\n".encode()
         # generate_latest needs only `collect` of a registry.
         body = generate_latest(SnapshotMetrics(snapshot))
+        if spans is not None:
+            body += generate_latest(_SpanMetrics(spans))
         return HTTPStatus.OK, CONTENT_TYPE_PLAIN_0_0_4, body
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

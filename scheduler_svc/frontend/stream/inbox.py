@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -143,6 +143,8 @@ class ChoiceInbox:
     def put_progress(self, progress: StreamProgress) -> None:
         """Replace the last progress."""
         self.progress = progress
+        if self._inbox.on_progress is not None:
+            self._inbox.on_progress(self.choice, progress)
         self._inbox.note_progress(self)
 
     def put_end(self, end: StreamEnd) -> None:
@@ -229,6 +231,7 @@ class StreamInbox:
         wake: Wakes the request's task when something arrived.
         with_news: Choices with news that was not taken yet.
         scores: Log probabilities of the prompt, before which no output is taken.
+        on_progress: Is told the choice of each progress, with it; None where no one asks.
     """
 
     def __init__(
@@ -262,6 +265,7 @@ class StreamInbox:
                 one.ask_logprobs()
         self.scores = PromptScores(is_complete=not with_scores)
         self.accepted: Accepted | None = None
+        self.on_progress: Callable[[int, StreamProgress], None] | None = None
         self.last_sent_s = now_s
         self.num_pending_bytes = 0
         self._news = News()

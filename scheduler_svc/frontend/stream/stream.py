@@ -34,6 +34,7 @@ class RequestOutput:
         inbox: Inbox of the request.
         is_started: True once the request was accepted and `start` returned its first messages.
         is_over: True once the last message was returned.
+        started: The first message, with the lengths that the core decided once it accepted.
         failure: Error that ends the request, after the messages returned so far.
         pause_s: Shortest time, in seconds, until the next `take`, unless the request ends before.
     """
@@ -59,7 +60,7 @@ class RequestOutput:
             blocked_by: Returns the reason why no request is computed; empty while requests are.
             text_of: Returns the text of a token by itself.
         """
-        self._started = started
+        self.started = started
         self._teller = PromptTeller(scored_prompt or (), text_of)
         self._interval_s = started.response.min_delta_interval_s
         self._end_at_stop_string = end_at_stop_string
@@ -72,6 +73,11 @@ class RequestOutput:
         self.is_over = False
         self.failure: TandemError | None = None
         self.pause_s = 0.0
+
+    @property
+    def ends(self) -> dict[int, StreamEnd]:
+        """The core's account of each choice that it ended, by number."""
+        return {one.number: one.end for one in self._choices if one.end is not None}
 
     def start(self) -> list[Message]:
         """
@@ -88,7 +94,7 @@ class RequestOutput:
             return []
         self.is_started = True
         return [
-            GenerateResponse(started=_as_accepted(self._started, accepted)),
+            GenerateResponse(started=_as_accepted(self.started, accepted)),
             *(
                 _finished_before(choice.number, choice.output, choice.prior_end)
                 for choice in self._choices
@@ -106,7 +112,7 @@ class RequestOutput:
             for message in choices[one.choice].messages(one, self._end_at_stop_string)
         ]
         self.pause_s = self._interval_s if deltas else 0.0
-        deltas = [*self._teller.messages(news, self._started.prompt_tokens), *deltas]
+        deltas = [*self._teller.messages(news, self.started.prompt_tokens), *deltas]
         # Progress that arrived together with a token happened before the token.
         if news.progress is not None or (news.is_silent and not deltas):
             progress = news.progress or self.inbox.progress
@@ -114,7 +120,7 @@ class RequestOutput:
         self.failure = news.failure
         if news.failure is None and all(choice.is_over for choice in choices):
             self.is_over = True
-            deltas.append(_done(choices, self._started))
+            deltas.append(_done(choices, self.started))
         return deltas
 
 

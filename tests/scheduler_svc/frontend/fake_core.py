@@ -14,6 +14,7 @@ import zmq.asyncio
 
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.server import FrontendServers, start_servers
+from scheduler_svc.frontend.tracing.switch import open_tracing
 from scheduler_svc.ipc.messages import (
     Accepted,
     Availability,
@@ -231,10 +232,13 @@ class Frontend:
 
 
 @asynccontextmanager
-async def running_frontend(directory: Path, **changes: object) -> AsyncIterator[Frontend]:
+async def running_frontend(
+    directory: Path, *, tracing: str | None = None, **changes: object
+) -> AsyncIterator[Frontend]:
     """
     Start both ends; the core has sent nothing yet. Limits of time are endless unless set, so that a
-    late thread cannot reach one.
+    late thread cannot reach one. Spans go to the collector at `tracing`, if one is given; all have
+    left when the block ends.
     """
     path = directory / "core.sock"
     settings = FrontendSettings(
@@ -256,7 +260,8 @@ async def running_frontend(directory: Path, **changes: object) -> AsyncIterator[
     core, clock = FakeCore(path), Clock()
     context = zmq.asyncio.Context()
     client = CoreClient(settings, connect_frontend(context, path, 0), clock)
-    servers = await start_servers(settings, client, clock)
+    tracer = None if tracing is None else open_tracing(tracing, clock, "test", {})
+    servers = await start_servers(settings, client, clock, tracer)
     pipe = asyncio.create_task(client.run(Hello(0, 1, servers.address)))
     frontend = Frontend(core, client, servers, clock)
     try:
@@ -267,6 +272,8 @@ async def running_frontend(directory: Path, **changes: object) -> AsyncIterator[
         await servers.stop(0)
         pipe.cancel()
         await asyncio.gather(pipe, return_exceptions=True)
+        if tracer is not None:
+            await tracer.close(DEADLINE_S)
         client.close()
         context.destroy(linger=0)
         await core.close()

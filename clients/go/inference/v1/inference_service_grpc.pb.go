@@ -43,8 +43,8 @@ const (
 // fail with UNAUTHENTICATED, PERMISSION_DENIED, FEATURE_UNSUPPORTED (a field that the server does not know) and INTERNAL.
 //
 // Metadata that is read: `authorization` ("Bearer TOKEN", where the server authenticates) and `traceparent` (W3C Trace
-// Context; the trace's id stands in the server's log). `tracestate` may be sent with it and is not read: the server
-// makes no spans that it would be handed on with.
+// Context; the trace's id stands in the server's log), with `tracestate`. A server that is given a collector makes spans
+// of the request below the caller's.
 type InferenceServiceClient interface {
 	// Generate streams the completions of one prompt: Started, Progress*, Delta*, one Finished per choice, Done. With n
 	// choices the Deltas of all of them come interleaved, each choice's in order and before its Finished; one Done ends
@@ -199,8 +199,8 @@ func (c *inferenceServiceClient) ListModels(ctx context.Context, in *ListModelsR
 // fail with UNAUTHENTICATED, PERMISSION_DENIED, FEATURE_UNSUPPORTED (a field that the server does not know) and INTERNAL.
 //
 // Metadata that is read: `authorization` ("Bearer TOKEN", where the server authenticates) and `traceparent` (W3C Trace
-// Context; the trace's id stands in the server's log). `tracestate` may be sent with it and is not read: the server
-// makes no spans that it would be handed on with.
+// Context; the trace's id stands in the server's log), with `tracestate`. A server that is given a collector makes spans
+// of the request below the caller's.
 type InferenceServiceServer interface {
 	// Generate streams the completions of one prompt: Started, Progress*, Delta*, one Finished per choice, Done. With n
 	// choices the Deltas of all of them come interleaved, each choice's in order and before its Finished; one Done ends

@@ -39,8 +39,8 @@ class InferenceServiceStub:
     fail with UNAUTHENTICATED, PERMISSION_DENIED, FEATURE_UNSUPPORTED (a field that the server does not know) and INTERNAL.
 
     Metadata that is read: `authorization` ("Bearer TOKEN", where the server authenticates) and `traceparent` (W3C Trace
-    Context; the trace's id stands in the server's log). `tracestate` may be sent with it and is not read: the server
-    makes no spans that it would be handed on with.
+    Context; the trace's id stands in the server's log), with `tracestate`. A server that is given a collector makes spans
+    of the request below the caller's.
     """
 
     def __init__(self, channel):
@@ -102,8 +102,8 @@ class InferenceServiceServicer:
     fail with UNAUTHENTICATED, PERMISSION_DENIED, FEATURE_UNSUPPORTED (a field that the server does not know) and INTERNAL.
 
     Metadata that is read: `authorization` ("Bearer TOKEN", where the server authenticates) and `traceparent` (W3C Trace
-    Context; the trace's id stands in the server's log). `tracestate` may be sent with it and is not read: the server
-    makes no spans that it would be handed on with.
+    Context; the trace's id stands in the server's log), with `tracestate`. A server that is given a collector makes spans
+    of the request below the caller's.
     """
 
     def Generate(self, request, context):
@@ -245,8 +245,8 @@ class InferenceService:
     fail with UNAUTHENTICATED, PERMISSION_DENIED, FEATURE_UNSUPPORTED (a field that the server does not know) and INTERNAL.
 
     Metadata that is read: `authorization` ("Bearer TOKEN", where the server authenticates) and `traceparent` (W3C Trace
-    Context; the trace's id stands in the server's log). `tracestate` may be sent with it and is not read: the server
-    makes no spans that it would be handed on with.
+    Context; the trace's id stands in the server's log), with `tracestate`. A server that is given a collector makes spans
+    of the request below the caller's.
     """
 
     @staticmethod
