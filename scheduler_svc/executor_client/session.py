@@ -380,7 +380,9 @@ class ExecutorSession:
             died_in=died_in,
         )
         may_live = self._end.boot_id if cause.may_live and not is_in_vain else ""
-        ended = SessionEnded(cause=cause, died_in=died_in, may_live=may_live, refusal=refusal)
+        ended = SessionEnded(
+            cause=cause, died_in=died_in, may_live=may_live, refusal=refusal, message=error.message
+        )
         self.events.append(ended)
         # Streams may have moved to the address of another boot that fell silent.
         self._learn_fate(self._end.boot_id, self.address)

@@ -5,7 +5,7 @@ counts of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scheduler_svc.core.faults.refusals import Refusal
 from scheduler_svc.executor_client.link_events import SessionOpened
@@ -25,12 +25,14 @@ class SessionEnded:
         may_live: Boot id of the executor if it is unknown whether it died, else empty; an
             ExecutorSeen may tell later.
         refusal: Batch of ours that the executor refused; None if it refused none.
+        message: Cause in words, for operators; events of equal consequence may differ in it.
     """
 
     cause: LossCause
     died_in: int | None
     may_live: str
     refusal: Refusal | None = None
+    message: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

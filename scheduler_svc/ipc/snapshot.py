@@ -8,6 +8,7 @@ are the very `tandem.admin.v1.GetStatsResponse` that operators get, its bytes as
     "drain"    DrainArgument     DrainResult      when all are handed over, or grace_s passed
     "config"   none (b"{}")      ConfigSnapshot
     "metrics"  none (b"{}")      MetricsSnapshot
+    "activity" ActivityArgument  ActivitySnapshot  both of `ipc.activity`
     "requests" ListArgument      RequestList
     "events"   EventsArgument    EventList        errors EventsNotTracked, RequestNotFound
     "flush"    none (b"{}")      FlushResult

@@ -95,8 +95,10 @@ class Intake:
         not take these ends for its own requests.
         """
         self._publisher.close(frontend)
-        self._state.heard_s.pop(frontend, None)
+        is_known = self._state.heard_s.pop(frontend, None) is not None
         handles = self._state.handles.pop(frontend, set())
+        if is_known:
+            self._state.activity.note_frontend_gone(frontend, now)
         if handles:
             _log.warning("frontend_gone", frontend=frontend, requests_ended=len(handles))
         self._end(handles, now)

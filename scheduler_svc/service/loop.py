@@ -249,6 +249,7 @@ class CoreLoop:
                     if self._fate.opened(member, event, now):
                         member.session.attach()
                 case SessionEnded():
+                    self._state.activity.note_loss(member.address, event, now)
                     self._fate.lost(member, event, now)
                 case ExecutorSeen():
                     self._fate.seen(event, now)
@@ -270,6 +271,7 @@ class CoreLoop:
             member.command_step = None
         member.note_result(result)
         self._metrics.count_step(command, result, session.last_step_s)
+        self._state.activity.note_step(member.address, command, result, session.last_step_s, now)
         line = self._step_lines.line(command, result, lambda: self._load(port, limits))
         if line is not None:
             stats = self._load(port, limits).stats
@@ -313,6 +315,8 @@ class CoreLoop:
         if not events:
             return
         self._metrics.count_events(events)
+        if events.failed:
+            self._state.activity.note_failures(events.failed, self._clock())
         for line in events.log_lines:
             log_worded(_log, line.event, line.values, line.text, is_warning=line.is_warning)
         for end in events.ended:
@@ -335,6 +339,7 @@ class CoreLoop:
             core.check_integrity()
         except InternalError as error:
             self._metrics.integrity_failures += 1
+            self._state.activity.note_bookkeeping(error.message, self._clock())
             _log.error("integrity_check_failed", message=error.message)
             if self._is_strict:
                 raise

@@ -9,6 +9,7 @@ from scheduler_svc.executor_client.description import ExecutorDescription
 from scheduler_svc.ipc.messages import Availability, Model
 from scheduler_svc.process.tick_watch import LIVE_WITHIN_S, LONGEST_LOOK_S
 from scheduler_svc.service.idempotency import IdempotencyKeys
+from scheduler_svc.service.observe.activity import Activity
 from scheduler_svc.service.publisher import frontend_of
 from tandem.engine_config import EngineConfig
 
@@ -35,6 +36,7 @@ class ServiceState:
             when one is attached.
         unserved_s: Time at which a request was last refused because no executor was there, by the
             core or by a frontend; None for never.
+        activity: The newest steps and faults, for operators.
     """
 
     started_s: float
@@ -53,9 +55,11 @@ class ServiceState:
     draining: bool = False
     executor_given_up: bool = False
     unserved_s: float | None = None
+    activity: Activity = field(init=False)
 
     def __post_init__(self) -> None:
         self.looked_s = self.started_s
+        self.activity = Activity(self.started_s)
 
     @property
     def num_requests(self) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tandem_client.admin import AdminClient, Setting, Stats, is_serving
+    from tandem_client.admin.activity import Activity, Fault, FaultKind, Histogram, StepSample
     from tandem_client.admin.aio import AsyncAdminClient
     from tandem_client.admin.executors import ExecutorState, ExecutorSummary
     from tandem_client.admin.profile import Profile, ProfileProgress
@@ -113,6 +114,7 @@ __all__ = [
     "NO_RETRY",
     "SAMPLING_PRESETS",
     "Aborted",
+    "Activity",
     "AddressInUse",
     "AdminClient",
     "AlreadyExists",
@@ -143,12 +145,15 @@ __all__ = [
     "ExecutorState",
     "ExecutorSummary",
     "FailedPrecondition",
+    "Fault",
+    "FaultKind",
     "FeatureUnsupported",
     "FinishReason",
     "Finished",
     "GenerateOptions",
     "GenerationStream",
     "HandedOver",
+    "Histogram",
     "IncompatibleExecutor",
     "Internal",
     "InternalError",
@@ -200,6 +205,7 @@ __all__ = [
     "SlowConsumer",
     "Started",
     "Stats",
+    "StepSample",
     "StreamReplaced",
     "TandemError",
     "Timings",
@@ -216,6 +222,7 @@ __all__ = [
 
 _HOMES = {
     "admin": "AdminClient Setting Stats is_serving",
+    "admin.activity": "Activity Fault FaultKind Histogram StepSample",
     "admin.aio": "AsyncAdminClient",
     "admin.executors": "ExecutorState ExecutorSummary",
     "admin.profile": "Profile ProfileProgress",

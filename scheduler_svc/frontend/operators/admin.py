@@ -10,6 +10,7 @@ import msgspec
 from scheduler_svc.executor_client.channel import ExecutorAccess
 from scheduler_svc.frontend.calls.rpc_handlers import write
 from scheduler_svc.frontend.core_client import CoreClient
+from scheduler_svc.frontend.operators.activity import get_activity
 from scheduler_svc.frontend.operators.executors import (
     add_executor,
     checked_grace_s,
@@ -37,8 +38,14 @@ from scheduler_svc.ipc.snapshot import (
     decode_suspend_result,
     encode_json,
 )
+from tandem.admin.v1 import (
+    activity_pb2,
+    admin_service_pb2_grpc,
+    executors_pb2,
+    requests_pb2,
+    stats_pb2,
+)
 from tandem.admin.v1 import admin_service_pb2 as pb
-from tandem.admin.v1 import admin_service_pb2_grpc, executors_pb2, requests_pb2, stats_pb2
 from tandem.errors import InvalidParameter
 from tandem.profile import read_options
 
@@ -67,6 +74,13 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         """Return one snapshot of the service's stats."""
         del request, context
         return decode_stats(await self._core.query("stats"))
+
+    async def GetActivity(  # noqa: N802  # named by the proto
+        self, request: activity_pb2.GetActivityRequest, context: Context
+    ) -> activity_pb2.GetActivityResponse:
+        """Return histograms, and the newest steps and faults."""
+        del context
+        return await get_activity(self._core, request)
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:  # noqa: N802  # named by the proto
         """Stop admission, and wait until live requests have ended or the grace time is over."""

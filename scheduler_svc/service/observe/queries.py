@@ -12,6 +12,7 @@ from scheduler_svc.config.settings import LoadedSettings
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.request.tenant import NO_TENANT
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.ipc.activity import ActivitySnapshot, decode_activity_argument
 from scheduler_svc.ipc.messages import Query, Reply
 from scheduler_svc.ipc.snapshot import (
     SUSPEND_WAIT_S,
@@ -113,6 +114,7 @@ class Queries:
             "metrics": lambda _, now: self._metrics_snapshot(now),
             "demand": lambda _, now: self._demand(now),
             "unserved": self._note_unserved,
+            "activity": self._activity_snapshot,
             "config": lambda _argument, _now: self._loaded.in_force(self._state.limits),
             "abort": self._abort,
             "requests": self._requests,
@@ -335,6 +337,14 @@ class Queries:
             stats.dtype = model.dtype
             stats.max_model_len = model.max_model_len
         return stats
+
+    def _activity_snapshot(self, argument: bytes, now: float) -> ActivitySnapshot:
+        core = self._state.core
+        return self._state.activity.snapshot(
+            self._metrics.histograms({} if core is None else core.histograms()),
+            max_steps=decode_activity_argument(argument).max_steps,
+            now=now,
+        )
 
     def _metrics_snapshot(self, now: float) -> MetricsSnapshot:
         core, metrics, model = self._state.core, self._metrics, self._state.model

@@ -7,10 +7,11 @@ from typing import Unpack
 
 import grpc
 
+from tandem.admin.v1 import activity_pb2, executors_pb2, requests_pb2
 from tandem.admin.v1 import admin_service_pb2 as admin
 from tandem.admin.v1 import admin_service_pb2_grpc as admin_grpc
-from tandem.admin.v1 import executors_pb2, requests_pb2
 from tandem.status import from_rpc_error
+from tandem_client.admin.activity import Activity, activity_from_proto
 from tandem_client.admin.client import Setting, Stats, settings_from_proto
 from tandem_client.admin.executors import ExecutorSummary, executors_from_proto
 from tandem_client.admin.profile import Profile, ProfileProgress, Recording, request_of
@@ -57,6 +58,13 @@ class AsyncAdminClient(AsyncConnection):
         """Return one consistent snapshot of the counters; the call is cheap and safe to poll."""
         stats: Stats = await self._unary(self._stub.GetStats, admin.GetStatsRequest(), deadline_s)
         return stats
+
+    async def activity(
+        self, *, max_steps: int | None = None, deadline_s: float | None = None
+    ) -> Activity:
+        """Return what happened lately; arguments as in `AdminClient.activity`."""
+        request = activity_pb2.GetActivityRequest(max_steps=max_steps)
+        return activity_from_proto(await self._unary(self._stub.GetActivity, request, deadline_s))
 
     async def drain(self, grace_s: float | None = None, *, deadline_s: float | None = None) -> int:
         """Stop admission, and return the number of choices that were handed over."""

@@ -9,11 +9,12 @@ from typing import Any, Unpack
 
 import grpc
 
+from tandem.admin.v1 import activity_pb2, executors_pb2, requests_pb2
 from tandem.admin.v1 import admin_service_pb2 as admin
 from tandem.admin.v1 import admin_service_pb2_grpc as admin_grpc
-from tandem.admin.v1 import executors_pb2, requests_pb2
 from tandem.admin.v1.stats_pb2 import GetStatsResponse
 from tandem.status import from_rpc_error
+from tandem_client.admin.activity import Activity, activity_from_proto
 from tandem_client.admin.executors import ExecutorSummary, executors_from_proto
 from tandem_client.admin.profile import Profile, ProfileProgress, Recording, request_of
 from tandem_client.admin.requests import (
@@ -88,6 +89,19 @@ class AdminClient(Connection):
         """Return one consistent snapshot of the counters; the call is cheap and safe to poll."""
         stats: Stats = self._unary(self._stub.GetStats, admin.GetStatsRequest(), deadline_s)
         return stats
+
+    def activity(
+        self, *, max_steps: int | None = None, deadline_s: float | None = None
+    ) -> Activity:
+        """
+        Return histograms of latencies, and the newest steps and faults; safe to poll once a second.
+
+        Args:
+            max_steps: Most steps to return, 0 to 256; None = all that the server keeps.
+            deadline_s: Longest wait for the answer in seconds.
+        """
+        request = activity_pb2.GetActivityRequest(max_steps=max_steps)
+        return activity_from_proto(self._unary(self._stub.GetActivity, request, deadline_s))
 
     def drain(self, grace_s: float | None = None, *, deadline_s: float | None = None) -> int:
         """

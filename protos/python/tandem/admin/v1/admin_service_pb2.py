@@ -22,13 +22,14 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from tandem.admin.v1 import activity_pb2 as tandem_dot_admin_dot_v1_dot_activity__pb2
 from tandem.admin.v1 import executors_pb2 as tandem_dot_admin_dot_v1_dot_executors__pb2
 from tandem.admin.v1 import requests_pb2 as tandem_dot_admin_dot_v1_dot_requests__pb2
 from tandem.admin.v1 import stats_pb2 as tandem_dot_admin_dot_v1_dot_stats__pb2
 from tandem.common.v1 import profile_pb2 as tandem_dot_common_dot_v1_dot_profile__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#tandem/admin/v1/admin_service.proto\x12\x0ftandem.admin.v1\x1a\x1ftandem/admin/v1/executors.proto\x1a\x1etandem/admin/v1/requests.proto\x1a\x1btandem/admin/v1/stats.proto\x1a\x1etandem/common/v1/profile.proto\"\x11\n\x0fGetStatsRequest\"0\n\x0c\x44rainRequest\x12\x14\n\x07grace_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_grace_s\"+\n\rDrainResponse\x12\x1a\n\x12remaining_requests\x18\x01 \x01(\r\"\x12\n\x10GetConfigRequest\"?\n\x0b\x43onfigEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\njson_value\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\"B\n\x11GetConfigResponse\x12-\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1c.tandem.admin.v1.ConfigEntry\":\n\x0eSuspendRequest\x12(\n\x07kv_mode\x18\x01 \x01(\x0e\x32\x17.tandem.admin.v1.KvMode\".\n\x0fSuspendResponse\x12\x1b\n\x13\x64\x65vice_memory_bytes\x18\x01 \x01(\x04\"\x0f\n\rResumeRequest\"\x10\n\x0eResumeResponse\"\x19\n\x17\x46lushPrefixCacheRequest\"0\n\x18\x46lushPrefixCacheResponse\x12\x14\n\x0c\x66reed_blocks\x18\x01 \x01(\r\"C\n\x0eProfileRequest\x12\x31\n\x07options\x18\x01 \x01(\x0b\x32 .tandem.common.v1.ProfileOptions\"\x82\x01\n\x0fProfileResponse\x12\x35\n\x08progress\x18\x01 \x01(\x0b\x32!.tandem.common.v1.ProfileProgressH\x00\x12-\n\x05trace\x18\x02 \x01(\x0b\x32\x1c.tandem.common.v1.TraceChunkH\x00\x42\t\n\x07message*b\n\x06KvMode\x12\x17\n\x13KV_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fKV_MODE_PERSIST\x10\x01\x12\x13\n\x0fKV_MODE_OFFLOAD\x10\x02\x12\x15\n\x11KV_MODE_RECOMPUTE\x10\x03\x32\xd8\t\n\x0c\x41\x64minService\x12O\n\x08GetStats\x12 .tandem.admin.v1.GetStatsRequest\x1a!.tandem.admin.v1.GetStatsResponse\x12\x46\n\x05\x44rain\x12\x1d.tandem.admin.v1.DrainRequest\x1a\x1e.tandem.admin.v1.DrainResponse\x12R\n\tGetConfig\x12!.tandem.admin.v1.GetConfigRequest\x1a\".tandem.admin.v1.GetConfigResponse\x12L\n\x07Suspend\x12\x1f.tandem.admin.v1.SuspendRequest\x1a .tandem.admin.v1.SuspendResponse\x12I\n\x06Resume\x12\x1e.tandem.admin.v1.ResumeRequest\x1a\x1f.tandem.admin.v1.ResumeResponse\x12[\n\x0cListRequests\x12$.tandem.admin.v1.ListRequestsRequest\x1a%.tandem.admin.v1.ListRequestsResponse\x12\x46\n\x05\x41\x62ort\x12\x1d.tandem.admin.v1.AbortRequest\x1a\x1e.tandem.admin.v1.AbortResponse\x12g\n\x10GetRequestEvents\x12(.tandem.admin.v1.GetRequestEventsRequest\x1a).tandem.admin.v1.GetRequestEventsResponse\x12g\n\x10\x46lushPrefixCache\x12(.tandem.admin.v1.FlushPrefixCacheRequest\x1a).tandem.admin.v1.FlushPrefixCacheResponse\x12N\n\x07Profile\x12\x1f.tandem.admin.v1.ProfileRequest\x1a .tandem.admin.v1.ProfileResponse0\x01\x12^\n\rListExecutors\x12%.tandem.admin.v1.ListExecutorsRequest\x1a&.tandem.admin.v1.ListExecutorsResponse\x12X\n\x0b\x41\x64\x64\x45xecutor\x12#.tandem.admin.v1.AddExecutorRequest\x1a$.tandem.admin.v1.AddExecutorResponse\x12^\n\rDrainExecutor\x12%.tandem.admin.v1.DrainExecutorRequest\x1a&.tandem.admin.v1.DrainExecutorResponse\x12\x61\n\x0eRemoveExecutor\x12&.tandem.admin.v1.RemoveExecutorRequest\x1a\'.tandem.admin.v1.RemoveExecutorResponseBd\n\x12io.tandem.admin.v1P\x01Z:github.com/tandem-serve/tandem/clients/go/admin/v1;adminv1\xaa\x02\x0fTandem.Admin.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#tandem/admin/v1/admin_service.proto\x12\x0ftandem.admin.v1\x1a\x1etandem/admin/v1/activity.proto\x1a\x1ftandem/admin/v1/executors.proto\x1a\x1etandem/admin/v1/requests.proto\x1a\x1btandem/admin/v1/stats.proto\x1a\x1etandem/common/v1/profile.proto\"\x11\n\x0fGetStatsRequest\"0\n\x0c\x44rainRequest\x12\x14\n\x07grace_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_grace_s\"+\n\rDrainResponse\x12\x1a\n\x12remaining_requests\x18\x01 \x01(\r\"\x12\n\x10GetConfigRequest\"?\n\x0b\x43onfigEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\njson_value\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\"B\n\x11GetConfigResponse\x12-\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1c.tandem.admin.v1.ConfigEntry\":\n\x0eSuspendRequest\x12(\n\x07kv_mode\x18\x01 \x01(\x0e\x32\x17.tandem.admin.v1.KvMode\".\n\x0fSuspendResponse\x12\x1b\n\x13\x64\x65vice_memory_bytes\x18\x01 \x01(\x04\"\x0f\n\rResumeRequest\"\x10\n\x0eResumeResponse\"\x19\n\x17\x46lushPrefixCacheRequest\"0\n\x18\x46lushPrefixCacheResponse\x12\x14\n\x0c\x66reed_blocks\x18\x01 \x01(\r\"C\n\x0eProfileRequest\x12\x31\n\x07options\x18\x01 \x01(\x0b\x32 .tandem.common.v1.ProfileOptions\"\x82\x01\n\x0fProfileResponse\x12\x35\n\x08progress\x18\x01 \x01(\x0b\x32!.tandem.common.v1.ProfileProgressH\x00\x12-\n\x05trace\x18\x02 \x01(\x0b\x32\x1c.tandem.common.v1.TraceChunkH\x00\x42\t\n\x07message*b\n\x06KvMode\x12\x17\n\x13KV_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fKV_MODE_PERSIST\x10\x01\x12\x13\n\x0fKV_MODE_OFFLOAD\x10\x02\x12\x15\n\x11KV_MODE_RECOMPUTE\x10\x03\x32\xb2\n\n\x0c\x41\x64minService\x12O\n\x08GetStats\x12 .tandem.admin.v1.GetStatsRequest\x1a!.tandem.admin.v1.GetStatsResponse\x12X\n\x0bGetActivity\x12#.tandem.admin.v1.GetActivityRequest\x1a$.tandem.admin.v1.GetActivityResponse\x12\x46\n\x05\x44rain\x12\x1d.tandem.admin.v1.DrainRequest\x1a\x1e.tandem.admin.v1.DrainResponse\x12R\n\tGetConfig\x12!.tandem.admin.v1.GetConfigRequest\x1a\".tandem.admin.v1.GetConfigResponse\x12L\n\x07Suspend\x12\x1f.tandem.admin.v1.SuspendRequest\x1a .tandem.admin.v1.SuspendResponse\x12I\n\x06Resume\x12\x1e.tandem.admin.v1.ResumeRequest\x1a\x1f.tandem.admin.v1.ResumeResponse\x12[\n\x0cListRequests\x12$.tandem.admin.v1.ListRequestsRequest\x1a%.tandem.admin.v1.ListRequestsResponse\x12\x46\n\x05\x41\x62ort\x12\x1d.tandem.admin.v1.AbortRequest\x1a\x1e.tandem.admin.v1.AbortResponse\x12g\n\x10GetRequestEvents\x12(.tandem.admin.v1.GetRequestEventsRequest\x1a).tandem.admin.v1.GetRequestEventsResponse\x12g\n\x10\x46lushPrefixCache\x12(.tandem.admin.v1.FlushPrefixCacheRequest\x1a).tandem.admin.v1.FlushPrefixCacheResponse\x12N\n\x07Profile\x12\x1f.tandem.admin.v1.ProfileRequest\x1a .tandem.admin.v1.ProfileResponse0\x01\x12^\n\rListExecutors\x12%.tandem.admin.v1.ListExecutorsRequest\x1a&.tandem.admin.v1.ListExecutorsResponse\x12X\n\x0b\x41\x64\x64\x45xecutor\x12#.tandem.admin.v1.AddExecutorRequest\x1a$.tandem.admin.v1.AddExecutorResponse\x12^\n\rDrainExecutor\x12%.tandem.admin.v1.DrainExecutorRequest\x1a&.tandem.admin.v1.DrainExecutorResponse\x12\x61\n\x0eRemoveExecutor\x12&.tandem.admin.v1.RemoveExecutorRequest\x1a\'.tandem.admin.v1.RemoveExecutorResponseBd\n\x12io.tandem.admin.v1P\x01Z:github.com/tandem-serve/tandem/clients/go/admin/v1;adminv1\xaa\x02\x0fTandem.Admin.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,36 +37,36 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.admin.v1.admin_servi
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\022io.tandem.admin.v1P\001Z:github.com/tandem-serve/tandem/clients/go/admin/v1;adminv1\252\002\017Tandem.Admin.V1'
-  _globals['_KVMODE']._serialized_start=871
-  _globals['_KVMODE']._serialized_end=969
-  _globals['_GETSTATSREQUEST']._serialized_start=182
-  _globals['_GETSTATSREQUEST']._serialized_end=199
-  _globals['_DRAINREQUEST']._serialized_start=201
-  _globals['_DRAINREQUEST']._serialized_end=249
-  _globals['_DRAINRESPONSE']._serialized_start=251
-  _globals['_DRAINRESPONSE']._serialized_end=294
-  _globals['_GETCONFIGREQUEST']._serialized_start=296
-  _globals['_GETCONFIGREQUEST']._serialized_end=314
-  _globals['_CONFIGENTRY']._serialized_start=316
-  _globals['_CONFIGENTRY']._serialized_end=379
-  _globals['_GETCONFIGRESPONSE']._serialized_start=381
-  _globals['_GETCONFIGRESPONSE']._serialized_end=447
-  _globals['_SUSPENDREQUEST']._serialized_start=449
-  _globals['_SUSPENDREQUEST']._serialized_end=507
-  _globals['_SUSPENDRESPONSE']._serialized_start=509
-  _globals['_SUSPENDRESPONSE']._serialized_end=555
-  _globals['_RESUMEREQUEST']._serialized_start=557
-  _globals['_RESUMEREQUEST']._serialized_end=572
-  _globals['_RESUMERESPONSE']._serialized_start=574
-  _globals['_RESUMERESPONSE']._serialized_end=590
-  _globals['_FLUSHPREFIXCACHEREQUEST']._serialized_start=592
-  _globals['_FLUSHPREFIXCACHEREQUEST']._serialized_end=617
-  _globals['_FLUSHPREFIXCACHERESPONSE']._serialized_start=619
-  _globals['_FLUSHPREFIXCACHERESPONSE']._serialized_end=667
-  _globals['_PROFILEREQUEST']._serialized_start=669
-  _globals['_PROFILEREQUEST']._serialized_end=736
-  _globals['_PROFILERESPONSE']._serialized_start=739
-  _globals['_PROFILERESPONSE']._serialized_end=869
-  _globals['_ADMINSERVICE']._serialized_start=972
-  _globals['_ADMINSERVICE']._serialized_end=2212
+  _globals['_KVMODE']._serialized_start=903
+  _globals['_KVMODE']._serialized_end=1001
+  _globals['_GETSTATSREQUEST']._serialized_start=214
+  _globals['_GETSTATSREQUEST']._serialized_end=231
+  _globals['_DRAINREQUEST']._serialized_start=233
+  _globals['_DRAINREQUEST']._serialized_end=281
+  _globals['_DRAINRESPONSE']._serialized_start=283
+  _globals['_DRAINRESPONSE']._serialized_end=326
+  _globals['_GETCONFIGREQUEST']._serialized_start=328
+  _globals['_GETCONFIGREQUEST']._serialized_end=346
+  _globals['_CONFIGENTRY']._serialized_start=348
+  _globals['_CONFIGENTRY']._serialized_end=411
+  _globals['_GETCONFIGRESPONSE']._serialized_start=413
+  _globals['_GETCONFIGRESPONSE']._serialized_end=479
+  _globals['_SUSPENDREQUEST']._serialized_start=481
+  _globals['_SUSPENDREQUEST']._serialized_end=539
+  _globals['_SUSPENDRESPONSE']._serialized_start=541
+  _globals['_SUSPENDRESPONSE']._serialized_end=587
+  _globals['_RESUMEREQUEST']._serialized_start=589
+  _globals['_RESUMEREQUEST']._serialized_end=604
+  _globals['_RESUMERESPONSE']._serialized_start=606
+  _globals['_RESUMERESPONSE']._serialized_end=622
+  _globals['_FLUSHPREFIXCACHEREQUEST']._serialized_start=624
+  _globals['_FLUSHPREFIXCACHEREQUEST']._serialized_end=649
+  _globals['_FLUSHPREFIXCACHERESPONSE']._serialized_start=651
+  _globals['_FLUSHPREFIXCACHERESPONSE']._serialized_end=699
+  _globals['_PROFILEREQUEST']._serialized_start=701
+  _globals['_PROFILEREQUEST']._serialized_end=768
+  _globals['_PROFILERESPONSE']._serialized_start=771
+  _globals['_PROFILERESPONSE']._serialized_end=901
+  _globals['_ADMINSERVICE']._serialized_start=1004
+  _globals['_ADMINSERVICE']._serialized_end=2334
 # @@protoc_insertion_point(module_scope)

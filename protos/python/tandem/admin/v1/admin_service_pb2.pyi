@@ -1,3 +1,4 @@
+from tandem.admin.v1 import activity_pb2 as _activity_pb2
 from tandem.admin.v1 import executors_pb2 as _executors_pb2
 from tandem.admin.v1 import requests_pb2 as _requests_pb2
 from tandem.admin.v1 import stats_pb2 as _stats_pb2

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from tandem.admin.v1 import activity_pb2 as tandem_dot_admin_dot_v1_dot_activity__pb2
 from tandem.admin.v1 import admin_service_pb2 as tandem_dot_admin_dot_v1_dot_admin__service__pb2
 from tandem.admin.v1 import executors_pb2 as tandem_dot_admin_dot_v1_dot_executors__pb2
 from tandem.admin.v1 import requests_pb2 as tandem_dot_admin_dot_v1_dot_requests__pb2
@@ -42,6 +43,11 @@ class AdminServiceStub:
                 '/tandem.admin.v1.AdminService/GetStats',
                 request_serializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.GetStatsRequest.SerializeToString,
                 response_deserializer=tandem_dot_admin_dot_v1_dot_stats__pb2.GetStatsResponse.FromString,
+                _registered_method=True)
+        self.GetActivity = channel.unary_unary(
+                '/tandem.admin.v1.AdminService/GetActivity',
+                request_serializer=tandem_dot_admin_dot_v1_dot_activity__pb2.GetActivityRequest.SerializeToString,
+                response_deserializer=tandem_dot_admin_dot_v1_dot_activity__pb2.GetActivityResponse.FromString,
                 _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/tandem.admin.v1.AdminService/Drain',
@@ -117,6 +123,15 @@ class AdminServiceServicer:
     def GetStats(self, request, context):
         """GetStats returns one consistent snapshot of the scheduler core. Cheap; safe to poll. Idempotent: it only reads.
         Errors: UNAVAILABLE (CORE_TIMEOUT) while the core does not answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetActivity(self, request, context):
+        """GetActivity returns what happened lately: histograms of latencies, the newest steps and the newest faults, for views
+        that are drawn again and again. Cheap; safe to poll once a second. Idempotent: it only reads. Errors:
+        INVALID_ARGUMENT; UNAVAILABLE (CORE_TIMEOUT) while the core does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -266,6 +281,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.GetStatsRequest.FromString,
                     response_serializer=tandem_dot_admin_dot_v1_dot_stats__pb2.GetStatsResponse.SerializeToString,
             ),
+            'GetActivity': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetActivity,
+                    request_deserializer=tandem_dot_admin_dot_v1_dot_activity__pb2.GetActivityRequest.FromString,
+                    response_serializer=tandem_dot_admin_dot_v1_dot_activity__pb2.GetActivityResponse.SerializeToString,
+            ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
                     request_deserializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.DrainRequest.FromString,
@@ -360,6 +380,33 @@ class AdminService:
             '/tandem.admin.v1.AdminService/GetStats',
             tandem_dot_admin_dot_v1_dot_admin__service__pb2.GetStatsRequest.SerializeToString,
             tandem_dot_admin_dot_v1_dot_stats__pb2.GetStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetActivity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.admin.v1.AdminService/GetActivity',
+            tandem_dot_admin_dot_v1_dot_activity__pb2.GetActivityRequest.SerializeToString,
+            tandem_dot_admin_dot_v1_dot_activity__pb2.GetActivityResponse.FromString,
             options,
             channel_credentials,
             insecure,

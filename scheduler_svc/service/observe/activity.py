@@ -1,0 +1,128 @@
+"""The newest steps and faults of the core process, which operators' views show."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from scheduler_svc.core.request.events import Failed
+from scheduler_svc.executor_client.session_events import SessionEnded
+from scheduler_svc.ipc.activity import ActivitySnapshot, FaultEntry, StepSample
+from scheduler_svc.ipc.snapshot import HistogramSnapshot
+from tandem.admin.v1 import activity_pb2
+from tandem.link.batch import NO_INT32, Batch, Int32Column
+from tandem.link.commands import Command
+from tandem.link.results import StepResult, StepTimings
+
+MAX_STEPS = 256
+MAX_FAULTS = 32
+MAX_MESSAGE_CHARS = 500
+
+_Step: TypeAlias = tuple[str, Int32Column, StepTimings, bool, float, float]
+"""
+Executor, tokens of each row, timings, whether a graph computed it, seconds from sending to result,
+and time of the result: what a sample is made of, once one is asked for.
+"""
+
+
+class Activity:
+    """Ring buffers of what happened lately. Owned by the core loop."""
+
+    def __init__(self, started_s: float) -> None:
+        """
+        Args:
+            started_s: Start of the scheduler, on the clock of every `now`.
+        """
+        self._started_s = started_s
+        self._num_steps = 0
+        self._steps: deque[_Step] = deque(maxlen=MAX_STEPS)
+        self._faults: deque[FaultEntry] = deque(maxlen=MAX_FAULTS)
+
+    def note_step(
+        self, executor: str, command: Command, result: StepResult, total_s: float, now: float
+    ) -> None:
+        """Note a step whose result was applied; `total_s` is the time from sending to result."""
+        self._num_steps += 1
+        rows = command.row_num_tokens if isinstance(command, Batch) else NO_INT32
+        self._steps.append((executor, rows, result.timings, result.graph > 0, total_s, now))
+
+    def note_loss(self, executor: str, event: SessionEnded, now: float) -> None:
+        """Note that a session with an executor was lost."""
+        self._note(
+            activity_pb2.FAULT_KIND_EXECUTOR_LOST,
+            now,
+            where=executor,
+            reason=event.cause.value,
+            message=event.message,
+        )
+
+    def note_failures(self, failed: Sequence[Failed], now: float) -> None:
+        """Note requests that ended by an error, once for each reason."""
+        for reason, count in Counter(one.error.reason for one in failed).items():
+            kind = activity_pb2.FAULT_KIND_REQUESTS_FAILED
+            self._note(kind, now, reason=reason, count=count)
+
+    def note_frontend_gone(self, frontend: int, now: float) -> None:
+        """Note that a frontend process ended."""
+        self._note(activity_pb2.FAULT_KIND_FRONTEND_GONE, now, where=str(frontend))
+
+    def note_bookkeeping(self, message: str, now: float) -> None:
+        """Note an inconsistency that the core found in itself."""
+        self._note(activity_pb2.FAULT_KIND_BOOKKEEPING, now, message=message)
+
+    def snapshot(
+        self, histograms: dict[str, HistogramSnapshot], *, max_steps: int, now: float
+    ) -> ActivitySnapshot:
+        """Return the newest steps and faults, beside the histograms of this moment."""
+        count = min(max_steps, len(self._steps))
+        newest = list(self._steps)[len(self._steps) - count :]
+        first = self._num_steps - count + 1
+        return ActivitySnapshot(
+            uptime_s=now - self._started_s,
+            histograms=histograms,
+            steps=tuple(self._sample(number, step) for number, step in enumerate(newest, first)),
+            faults=tuple(self._faults),
+        )
+
+    def _sample(self, number: int, step: _Step) -> StepSample:
+        executor, rows, timings, is_graph, total_s, at_s = step
+        return StepSample(
+            number=number,
+            executor=executor,
+            at_s=at_s - self._started_s,
+            total_s=total_s,
+            compute_s=(timings.total_ns - timings.queued_ns) / 1e9,
+            tokens=int(rows.sum()),
+            requests=len(rows),
+            is_graph=is_graph,
+        )
+
+    def _note(
+        self,
+        kind: int,
+        now: float,
+        *,
+        where: str = "",
+        reason: str = "",
+        message: str = "",
+        count: int = 1,
+    ) -> None:
+        """Add a fault, or count it in the newest one if that is the same."""
+        newest = self._faults[-1] if self._faults else None
+        if newest is not None and (kind, where, reason) == (
+            newest.kind,
+            newest.where,
+            newest.reason,
+        ):
+            count += newest.count
+            self._faults.pop()
+        entry = FaultEntry(
+            kind=int(kind),
+            at_s=now - self._started_s,
+            where=where,
+            reason=reason,
+            message=message[:MAX_MESSAGE_CHARS],
+            count=count,
+        )
+        self._faults.append(entry)
