@@ -6,9 +6,9 @@ import asyncio
 import threading
 from dataclasses import dataclass, field
 
+from tandem.admin.v1 import activity_pb2, executors_pb2, requests_pb2, stats_pb2
 from tandem.admin.v1 import admin_service_pb2 as admin
 from tandem.admin.v1 import admin_service_pb2_grpc as admin_grpc
-from tandem.admin.v1 import executors_pb2, requests_pb2, stats_pb2
 from tandem.error_codes import Unimplemented
 from tandem.errors import EventsNotTracked, InvalidParameter, RequestNotFound, TandemError
 from tandem.inference.v1 import inference_service_pb2 as inference
@@ -77,6 +77,31 @@ EXECUTORS = (
         away_s=12.5,
     ),
 )
+FIRST_TOKENS = activity_pb2.Histogram(
+    name="time_to_first_token", upper_bounds_s=(0.1, 0.2), counts=(1, 1, 0), sum_s=0.25
+)
+"""Gain of each look."""
+STEPS = (
+    activity_pb2.StepSample(
+        number=7, executor="box:1", at_s=1.0, total_s=0.02, compute_s=0.005, tokens=64, requests=3
+    ),
+    activity_pb2.StepSample(
+        number=8, executor="box:1", at_s=1.1, total_s=0.02, compute_s=0.0025, tokens=2, requests=2
+    ),
+)
+FAULTS = (
+    activity_pb2.Fault(
+        kind=activity_pb2.FAULT_KIND_REQUESTS_FAILED, at_s=0.1, reason="EXECUTOR_LOST", count=3
+    ),
+    activity_pb2.Fault(
+        kind=activity_pb2.FAULT_KIND_EXECUTOR_LOST,
+        at_s=0.5,
+        where="box:1",
+        reason="silent",
+        message="no message came for 10 s",
+        count=1,
+    ),
+)
 SETTINGS = (("block_size", "16", "default"), ("listen", '"127.0.0.1:1"', "flag"))
 
 
@@ -125,6 +150,8 @@ class Seen:
     """Refusal of the executor, as GetStats tells it."""
     executors: list[executors_pb2.ExecutorSummary] | None = field(default_factory=list)
     """Executors that ListExecutors finds; None = the server has no such call."""
+    tells_activity: bool = True
+    """False for a server without GetActivity."""
     executor_changes: list[tuple[str, str, float | None]] = field(default_factory=list)
     """Changes of executors: what, address, and grace if there is one."""
     suspensions: list[int | None] = field(default_factory=list)
@@ -176,6 +203,17 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
             executor_queued_s=0.1 * looks,
             executor_forward_s=1.0 * looks,
             executor_sample_s=0.25 * looks,
+        )
+
+    async def GetActivity(self, request, context):  # noqa: N802  # the rpc's name
+        if not self._seen.tells_activity:
+            await context.abort_with_status(to_grpc_status(Unimplemented("no such method")))
+        looks = self._seen.num_looks
+        gained = activity_pb2.Histogram()
+        gained.CopyFrom(FIRST_TOKENS)
+        gained.counts[:] = [count * looks for count in FIRST_TOKENS.counts]
+        return activity_pb2.GetActivityResponse(
+            uptime_s=1.5 * looks, histograms=[gained], steps=STEPS, faults=FAULTS
         )
 
     async def Drain(self, request, context):  # noqa: N802  # the rpc's name

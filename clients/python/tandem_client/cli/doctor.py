@@ -36,10 +36,10 @@ from tandem_client.cli.shared.failures import ExitCode, describe, readable_error
 from tandem_client.cli.shared.never_ready import why_never
 from tandem_client.cli.shared.protection import protection_of
 from tandem_client.cli.shared.tls_probe import wants_tls
-from tandem_client.cli.shared.unready import why_unready
 from tandem_client.client import Client
 from tandem_client.streams.retry import NO_RETRY
 from tandem_client.targets import target_of
+from tandem_client.views.unready import why_unready
 
 TIMEOUT_S = 3.0
 MIN_FREE_BYTES = 4 << 30

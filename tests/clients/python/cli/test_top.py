@@ -11,10 +11,10 @@ from rich.console import Console
 from tandem.admin.v1 import executors_pb2
 from tandem_client import Stats
 from tandem_client.admin.executors import executors_from_proto
-from tandem_client.cli.top.executor_lines import steps_per_s
-from tandem_client.cli.top.rates import rates_between
 from tandem_client.cli.top.table import table
-from tandem_client.cli.top.view import WINDOW_S, Looks
+from tandem_client.views.look import Look
+from tandem_client.views.looks import Looks
+from tandem_client.views.model import view_of
 from tests.clients.python.fake_admin import EXECUTORS
 from tests.stats import changed
 
@@ -25,7 +25,10 @@ SERVING = changed(ZERO, executor_attached=True, executor_address="box:1")
 def shown(now, before=None, *, width=80, **console):
     """Return what a terminal of this width shows."""
     screen = Console(file=io.StringIO(), width=width, **console)
-    screen.print(table(now, before, width))
+    looks = Looks(Look(stats=now if before is None else before))
+    if before is not None:
+        looks.add(Look(stats=now))
+    screen.print(table(view_of(looks), width))
     return screen.file.getvalue()
 
 
@@ -67,7 +70,9 @@ class TestCommand:
         content = json.loads(run("top", "--once", "--json", "--interval-s", "0.1", *where).stdout)
 
         names = {field.name for field in Stats.DESCRIPTOR.fields}
-        assert names | {"rates", "executors"} == set(content)
+        more = {"state", "why", "rates", "points", "requests", "num_requests", "executors"}
+        more |= {"last_steps", "faults", "tells_activity"}
+        assert names | more == set(content)
         assert (2, 5, 9) == tuple(
             content[name] for name in ("running_requests", "used_blocks", "total_blocks")
         )
@@ -86,14 +91,14 @@ class TestExecutors:
         server.seen.executors = list(EXECUTORS)
         lines = run(*once).stdout.splitlines()
         first = next(at for at, line in enumerate(lines) if line.startswith("executors"))
-        bar = 2 * "\N{BOX DRAWINGS HEAVY HORIZONTAL}"
-        assert ["executors", "box:1", "serving", "2/32", bar, "25%", "0.0/s"] == lines[
+        bar = "\N{FULL BLOCK}" * 2 + "\N{MEDIUM SHADE}" + "\N{LIGHT SHADE}" * 5
+        assert ["executors", "box:1", "serving", "2/32", bar, "25%", "0.0/s", "2", "lost"] == lines[
             first
         ].split()
         assert ["box:2", "refused", "0/0", "-", "0.0/s"] == lines[first + 1].split()
 
         server.seen.executors = server.seen.executors[:1]
-        assert "box:1" not in run(*once).stdout
+        assert not any(line.startswith("executors") for line in run(*once).stdout.splitlines())
 
     def test_older_server_has_no_lines(self, run, server):
         """
@@ -104,15 +109,6 @@ class TestExecutors:
         result = run("top", "--once", "--json", *where)
         assert (0, []) == (result.exit_code, json.loads(result.stdout)["executors"])
 
-    def test_steps_are_those_of_the_window(self):
-        """
-        Steps per second are of each executor by itself; none of one that is new, or began anew.
-        """
-        before = [summary("a", 100), summary("b", 50), summary("c", 9)]
-        now = [summary("a", 130), summary("b", 50), summary("c", 2), summary("d", 7)]
-        assert {"a": 15.0, "b": 0.0} == steps_per_s(now, before, 2.0)
-        assert {} == steps_per_s(now, (), 0.0)
-
     def test_lines_fit_eighty_columns(self):
         """
         A long address is cut in front, where sockets of one folder are alike.
@@ -120,10 +116,10 @@ class TestExecutors:
         path = "unix:/tmp/tandem-0123456789/executor-"
         executors = [summary(f"{path}{number}.sock", 10**6) for number in (1, 2)]
         screen = Console(file=io.StringIO(), width=80)
-        before = [summary(one.address, 0) for one in executors]
-        looks = Looks(changed(SERVING, uptime_s=1.0), before)
-        looks.add(changed(SERVING, uptime_s=3.0), executors)
-        screen.print(looks.as_table(80))
+        before = tuple(summary(one.address, 0) for one in executors)
+        looks = Looks(Look(stats=changed(SERVING, uptime_s=1.0), executors=before))
+        looks.add(Look(stats=changed(SERVING, uptime_s=3.0), executors=tuple(executors)))
+        screen.print(table(view_of(looks), 80))
         shown_lines = [line for line in screen.file.getvalue().splitlines() if ".sock" in line]
         assert ["executor-1.sock", "executor-2.sock"] == [
             line.split("/")[1].split()[0] for line in shown_lines
@@ -144,29 +140,6 @@ def summary(address, steps):
     )
     (one,) = executors_from_proto(executors_pb2.ListExecutorsResponse(executors=[proto]))
     return one
-
-
-class TestLooks:
-    def test_rates_are_of_the_last_seconds(self):
-        """
-        Rates count from the oldest look that is needed for the window, whatever was before.
-        """
-        looks = Looks(changed(ZERO, uptime_s=10.0, output_tokens=9_000))
-        assert looks.before is None
-        for second in range(1, 9):
-            looks.add(changed(ZERO, uptime_s=10.0 + second, output_tokens=9_000 + second**2))
-        assert looks.before.uptime_s == looks.now.uptime_s - WINDOW_S
-        assert (64 - 9) / 5 == rates_between(looks.now, looks.before).output_tokens_per_s
-
-    def test_server_that_was_restarted_begins_anew(self):
-        """
-        Counters of a server before its restart are forgotten: no rate is negative.
-        """
-        looks = Looks(changed(ZERO, uptime_s=10.0, output_tokens=9_000))
-        looks.add(changed(ZERO, uptime_s=1.0))
-
-        assert looks.before is None
-        assert rates_between(looks.now, looks.before).output_tokens_per_s is None
 
 
 class TestTable:
@@ -206,13 +179,13 @@ class TestTable:
         The bar of the KV cache is green, yellow when little is left, and red when nearly nothing is.
         """
         seen = shown(
-            changed(SERVING, token_usage=usage, total_blocks=100),
+            changed(SERVING, token_usage=usage, used_blocks=round(100 * usage), total_blocks=100),
             force_terminal=True,
             color_system="standard",
         )
         line = next(line for line in seen.splitlines() if "KV cache" in line)
 
-        assert f"\x1b[{colour}m\N{BOX DRAWINGS HEAVY HORIZONTAL}" in line
+        assert f"\x1b[{colour}m\N{FULL BLOCK}" in line
 
     def test_every_line_fits_eighty_columns(self):
         """
@@ -229,4 +202,4 @@ class TestTable:
             steps_in_flight=16, prefix_cache_lookup_tokens=9, prefix_cache_hit_tokens=3,
         )  # fmt: skip
 
-        assert 10 == len(shown(now, before).splitlines())
+        assert 12 == len(shown(now, before).splitlines())

@@ -11,7 +11,9 @@ from tandem.error_codes import DeadlineExceeded
 from tandem.errors import Draining, InternalError
 from tandem.status import PeerUnavailable
 from tandem_client import AdminClient
-from tandem_client.cli.top.view import PATIENCE_S, Looks, View
+from tandem_client.cli.top.view import PATIENCE_S, View
+from tandem_client.views.look import Look
+from tandem_client.views.looks import Looks
 from tests.clients.python.fake_server import fake_server
 from tests.stats import changed
 from tests.waiting import wait_until
@@ -46,7 +48,7 @@ def stats(server):
 
 @pytest.fixture
 def view(stats, clock):
-    return View("box:1", Looks(stats), clock)
+    return View("box:1", Looks(Look(stats=stats)), clock)
 
 
 class TestView:
@@ -65,7 +67,7 @@ class TestView:
             (None, "box:1 has not answered since {} (7 s); still asking;"),
             (SILENT, "box:1 has not answered since {} (7 s); still asking;"),
             (REFUSED, "nothing listens at box:1 since {} (7 s): the server has ended; still look"),
-            (PeerUnavailable("reset"), "box:1 cannot be reached since {} (7 s); still trying;"),
+            (PeerUnavailable("reset"), "box:1 cannot be reached since {} (7 s); reconnecting;"),
             (Draining("bye"), "box:1 has refused to answer since {} (7 s): bye; still asking;"),
         ],
         ids=["pending", "silent", "gone", "unreachable", "refused"],
@@ -93,7 +95,7 @@ class TestView:
         view.ask()
         clock.now_s += 60.0
         view.failed(REFUSED)
-        view.answered(changed(stats, uptime_s=9e9, running_requests=77))
+        view.answered(Look(stats=changed(stats, uptime_s=9e9, running_requests=77)))
         screen = Console(file=io.StringIO(), width=80)
         screen.print(view)
         assert view.trouble() is None

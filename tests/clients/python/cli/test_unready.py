@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tandem_client.admin import Stats
-from tandem_client.cli.shared.unready import why_unready
 from tandem_client.cli.top.table import executor_line
+from tandem_client.views.unready import why_unready
 from tests.stats import changed
 
 ZERO = Stats()

@@ -1,0 +1,81 @@
+"""One look at a server: its statistics, executors, requests and latest activity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem_client.admin import AdminClient, Stats
+from tandem_client.admin.activity import Activity
+from tandem_client.admin.aio import AsyncAdminClient
+from tandem_client.admin.executors import ExecutorSummary
+from tandem_client.admin.requests import RequestList
+from tandem_client.errors import Unimplemented
+
+MANY_REQUESTS = 4096
+"""Requests from which on they are not listed: listing them takes the server some milliseconds."""
+LISTED_REQUESTS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """
+    Answers of a server at one time; they are milliseconds apart.
+
+    Attributes:
+        stats: The server's statistics.
+        executors: Its executors; none of a server that does not list them.
+        requests: Its oldest requests; None = not listed, as there are too many.
+        activity: Its latest steps, faults and histograms; None = the server does not tell them.
+    """
+
+    stats: Stats
+    executors: tuple[ExecutorSummary, ...] = ()
+    requests: RequestList | None = None
+    activity: Activity | None = None
+
+
+def take_look(admin: AdminClient, deadline_s: float | None = None) -> Look:
+    """
+    Look at a server.
+
+    Args:
+        admin: Connection to its admin port.
+        deadline_s: Longest wait for each of four answers in seconds; None = no limit.
+
+    Raises:
+        TandemError: The server does not answer, or refuses to.
+    """
+    stats = admin.stats(deadline_s=deadline_s)
+    try:
+        executors = admin.executors(deadline_s=deadline_s)
+    except Unimplemented:  # an older server
+        executors = ()
+    requests = None
+    if _are_few(stats):
+        requests = admin.list_requests(page_size=LISTED_REQUESTS, deadline_s=deadline_s)
+    try:
+        activity = admin.activity(deadline_s=deadline_s)
+    except Unimplemented:
+        activity = None
+    return Look(stats=stats, executors=executors, requests=requests, activity=activity)
+
+
+async def take_look_async(admin: AsyncAdminClient, deadline_s: float | None = None) -> Look:
+    """Look at a server as `take_look` does."""
+    stats = await admin.stats(deadline_s=deadline_s)
+    try:
+        executors = await admin.executors(deadline_s=deadline_s)
+    except Unimplemented:
+        executors = ()
+    requests = None
+    if _are_few(stats):
+        requests = await admin.list_requests(page_size=LISTED_REQUESTS, deadline_s=deadline_s)
+    try:
+        activity = await admin.activity(deadline_s=deadline_s)
+    except Unimplemented:
+        activity = None
+    return Look(stats=stats, executors=executors, requests=requests, activity=activity)
+
+
+def _are_few(stats: Stats) -> bool:
+    return stats.running_requests + stats.waiting_requests <= MANY_REQUESTS

@@ -1,0 +1,110 @@
+"""Looks at a server, and what intervals between them show."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem_client.admin.activity import Histogram
+from tandem_client.views.looks import NUM_POINTS, WINDOW_S, Looks
+from tandem_client.views.quantiles import gained, quantile_s
+from tandem_client.views.rates import rates_between
+from tests.clients.python.views.shapes import histogram, look
+
+
+class TestQuantiles:
+    @pytest.mark.parametrize(
+        ("counts", "share", "expected"),
+        [
+            ((), 0.5, None),
+            ((4,), 0.5, 0.05),
+            ((2, 2), 0.5, 0.1),
+            ((0, 4), 1.0, 0.2),
+            ((0, 0, 4), 0.25, 0.25),
+            ((98, 0, 2), 0.99, 0.3),
+            ((0, 0, 0, 7), 0.5, 0.4),
+        ],
+    )
+    def test_value_is_spread_evenly_in_its_bucket(self, counts, share, expected):
+        """
+        A quantile lies in its bucket as far as its share of the bucket's values; beyond all bounds it is the last one.
+        """
+        found = quantile_s(histogram(*counts), share)
+        # The sums of shares are not exact in binary.
+        assert expected == (found if found is None else pytest.approx(found, abs=1e-12))
+
+    def test_gain_is_what_came_since(self):
+        """
+        Values that were counted before a look do not count after it.
+        """
+        assert (0, 3, 0, 1) == gained(histogram(9, 5, 0, 1), histogram(9, 2)).counts
+
+    @pytest.mark.parametrize(
+        "before",
+        [None, histogram(10), Histogram(upper_bounds_s=(1.0,), counts=(0, 0), sum_s=0.0)],
+        ids=["none", "restarted", "other-bounds"],
+    )
+    def test_what_cannot_be_compared_counts_whole(self, before):
+        """
+        Without a histogram of the same run and buckets before, all values count.
+        """
+        assert (9, 5, 0, 0) == gained(histogram(9, 5), before).counts
+
+
+class TestLooks:
+    def test_rates_are_of_the_last_seconds(self):
+        """
+        Rates count from the oldest look that is needed for the window, whatever was before.
+        """
+        looks = Looks(look(10.0, output_tokens=9_000))
+        assert looks.before is None
+        for second in range(1, 9):
+            looks.add(look(10.0 + second, output_tokens=9_000 + second**2))
+        assert looks.before.uptime_s == looks.now.uptime_s - WINDOW_S
+        assert (64 - 9) / 5 == rates_between(looks.now, looks.before).output_tokens_per_s
+
+    def test_server_that_was_restarted_begins_anew(self):
+        """
+        Counters and plots of a server before its restart are forgotten: no rate is negative.
+        """
+        looks = Looks(look(10.0, output_tokens=9_000))
+        looks.add(look(11.0, output_tokens=9_010))
+        looks.add(look(1.0))
+
+        assert (None, ()) == (looks.before, looks.points)
+        assert rates_between(looks.now, looks.before).output_tokens_per_s is None
+
+    def test_each_interval_has_its_own_percentiles(self):
+        """
+        A point has the percentiles of the values that came in its interval; None where none came.
+        """
+        looks = Looks(look(1.0, ttft=histogram(1000)))
+        for now in (histogram(1000, 4), histogram(1000, 4), histogram(1000, 4, 10)):
+            looks.add(look(looks.now.uptime_s + 1, ttft=now))
+        assert [150.0, None, 300.0] == [
+            one.ttft_p50_ms and pytest.approx(one.ttft_p50_ms) for one in looks.points
+        ]
+
+    def test_point_has_the_load_at_its_end(self):
+        """
+        Requests, KV memory and tokens per second of a point are those of its interval.
+        """
+        looks = Looks(look(1.0, output_tokens=100))
+        looks.add(
+            look(3.0, output_tokens=300, running_requests=2, waiting_requests=1, token_usage=0.5)
+        )
+        (point,) = looks.points
+        assert (100.0, 2, 1, 0.5) == (
+            point.output_tokens_per_s,
+            point.running,
+            point.waiting,
+            point.kv_usage,
+        )
+
+    def test_only_the_last_points_are_kept(self):
+        """
+        Plots never grow beyond their number of points.
+        """
+        looks = Looks(look(0.0))
+        for second in range(1, NUM_POINTS + 10):
+            looks.add(look(float(second), running_requests=second))
+        assert (NUM_POINTS, 10) == (len(looks.points), looks.points[0].running)
