@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tandem.admin.v1 import activity_pb2, executors_pb2, requests_pb2, stats_pb2
 from tandem.admin.v1 import admin_service_pb2 as admin
 from tandem.admin.v1 import admin_service_pb2_grpc as admin_grpc
-from tandem.error_codes import Unimplemented
+from tandem.error_codes import Unauthenticated, Unimplemented
 from tandem.errors import EventsNotTracked, InvalidParameter, RequestNotFound, TandemError
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.inference.v1 import tokens_pb2
@@ -146,6 +146,10 @@ class Seen:
     """Error that GetModel fails with."""
     operator_error: TandemError | None = None
     """Error that GetStats fails with."""
+    operator_token: str | None = None
+    """Bearer token that GetStats asks for; None = none."""
+    operator_tokens: list[str | None] = field(default_factory=list)
+    """Values of `authorization` that GetStats got."""
     executor_refusal: str = ""
     """Refusal of the executor, as GetStats tells it."""
     executors: list[executors_pb2.ExecutorSummary] | None = field(default_factory=list)
@@ -168,6 +172,11 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
         self._seen = seen
 
     async def GetStats(self, request, context):  # noqa: N802  # the rpc's name
+        sent = dict(context.invocation_metadata() or ()).get("authorization")
+        self._seen.operator_tokens.append(sent)
+        if self._seen.operator_token is not None and sent != f"Bearer {self._seen.operator_token}":
+            error = Unauthenticated("no valid token was sent")
+            await context.abort_with_status(to_grpc_status(error))
         if self._seen.operator_error is not None:
             await context.abort_with_status(to_grpc_status(self._seen.operator_error))
         if not self._seen.answers_looks.is_set():

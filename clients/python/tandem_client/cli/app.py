@@ -76,6 +76,12 @@ COMMANDS = {
         passes_on=True,
         needs="tandem_openai_gateway",
     ),
+    "console": Entry(
+        "programs",
+        "Serve a web page that shows what a running server does.",
+        passes_on=True,
+        needs="tandem_console",
+    ),
     "simulate": Entry(
         "programs",
         "Compare scheduling policies on a virtual clock.",

@@ -1,4 +1,4 @@
-"""`tandem bench`, `gateway` and `simulate`: other packages, which read all arguments."""
+"""`tandem bench`, `console`, `gateway` and `simulate`: other packages, which read all arguments."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from tandem_client.cli.shared.failures import fail, signal_name
 def bench(context: typer.Context) -> None:
     """Measure a running server, or its parts alone."""
     run_program("bench", "tandem_bench", arguments=context.args)
+
+
+def console(context: typer.Context) -> None:
+    """Serve a web page that shows what a running server does."""
+    run_program("console", "tandem_console", arguments=context.args)
 
 
 def gateway(context: typer.Context) -> None:

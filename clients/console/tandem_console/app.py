@@ -1,0 +1,205 @@
+"""The app: the page and its files, login, and looks as JSON and as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from importlib.resources import files
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from tandem.error_codes import PermissionDenied, TandemError, Unauthenticated
+from tandem.errors import InvalidConfig
+from tandem.network.listen_address import reaches_beyond_this_machine
+from tandem_console.encryption import newest_options
+from tandem_console.headers import Guard
+from tandem_console.sessions import IDLE_S, Sessions, TooManySessions
+from tandem_console.settings import Settings
+from tandem_console.watch import Sight
+
+COOKIE = "tandem_console"
+MAX_LOGIN_BYTES = 8192
+MAX_STREAMS = 128
+HEARTBEAT_S = 15.0
+"""Longest silence of a stream in seconds; then a comment tells whether the browser is there."""
+TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+
+
+class Console:
+    """State that the paths share; made when the server starts, in its event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._options = newest_options(settings)
+        self._sessions: Sessions | None = None
+        self._num_streams = 0
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        """Hold the sessions while the server runs."""
+        settings = self._settings
+        self._sessions = Sessions(settings.admin_address, self._options, settings.interval_s)
+        try:
+            yield
+        finally:
+            await self._sessions.close()
+
+    async def look(self, request: Request) -> Response:
+        """Return the newest look, or why there is none."""
+        cookie = request.cookies.get(COOKIE)
+        sight = await self._in_use.watch_of(cookie).first()
+        told = self._told(sight) | {"logged_in": self._in_use.has(cookie)}
+        return JSONResponse(told, 200 if sight.error is None else _status(sight.error))
+
+    async def events(self, request: Request) -> Response:
+        """Stream every look as an event, until the browser leaves or the scheduler refuses."""
+        if self._num_streams >= MAX_STREAMS:
+            return _failure(503, "TOO_MANY_STREAMS", "too many pages are open: close one")
+        looks = self._in_use.watch_of(request.cookies.get(COOKIE)).stream()
+        return StreamingResponse(self._streamed(looks), media_type="text/event-stream")
+
+    async def log_in(self, request: Request) -> Response:
+        """Open a session for a token; the cookie holds no part of it."""
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MAX_LOGIN_BYTES:
+                return _failure(413, "TOO_LARGE", f"a login has at most {MAX_LOGIN_BYTES} bytes")
+        token = _token(body)
+        if token is None:
+            return _failure(400, "INVALID_LOGIN", 'a login is JSON: {"token": "..."}')
+        try:
+            cookie = await self._in_use.log_in(token)
+        except TooManySessions:
+            return _failure(503, "TOO_MANY_SESSIONS", "too many sessions are open: log out of one")
+        except InvalidConfig:
+            return _failure(400, "INVALID_LOGIN", "a token is printable ASCII without spaces")
+        except TandemError as error:
+            return _failure(_status(error), error.reason, error.message)
+        await self._in_use.log_out(request.cookies.get(COOKIE))
+        answer = Response(status_code=204)
+        answer.set_cookie(
+            COOKIE,
+            cookie,
+            max_age=round(IDLE_S),
+            httponly=True,
+            samesite="strict",
+            secure=self._settings.tls_cert is not None,
+        )
+        return answer
+
+    async def log_out(self, request: Request) -> Response:
+        """End the session."""
+        await self._in_use.log_out(request.cookies.get(COOKIE))
+        answer = Response(status_code=204)
+        answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        return answer
+
+    @property
+    def _in_use(self) -> Sessions:
+        assert self._sessions is not None
+        return self._sessions
+
+    def _told(self, sight: Sight) -> dict[str, Any]:
+        """Return what a page gets of a sight."""
+        error = sight.error
+        return {
+            "address": self._settings.admin_address,
+            "interval_s": self._settings.interval_s,
+            "number": sight.number,
+            "at_s": sight.at_s,
+            "view": sight.view,
+            "error": None
+            if error is None
+            else {"reason": error.reason, "message": error.message, "final": sight.is_refused},
+        }
+
+    async def _streamed(self, looks: AsyncGenerator[Sight, None]) -> AsyncIterator[str]:
+        self._num_streams += 1
+        following = asyncio.ensure_future(anext(looks, None))
+        try:
+            while True:
+                done, _ = await asyncio.wait({following}, timeout=HEARTBEAT_S)
+                if not done:
+                    yield ": still here\n\n"
+                    continue
+                sight = following.result()
+                if sight is None:
+                    return
+                # JSON has no line break outside of texts, and there it is escaped.
+                yield f"event: look\ndata: {json.dumps(self._told(sight))}\n\n"
+                following = asyncio.ensure_future(anext(looks, None))
+        finally:
+            self._num_streams -= 1
+            following.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await following
+            await looks.aclose()
+
+
+def make_app(settings: Settings) -> ASGIApp:
+    """
+    Return the app for these settings.
+
+    Raises:
+        InvalidConfig: A file of theirs cannot be used.
+    """
+    console = Console(settings)
+    pages = files("tandem_console") / "pages"
+    static = [
+        Route(
+            "/" if page.name == "index.html" else f"/{page.name}",
+            _serving(page.read_bytes(), TYPES[page.name.rpartition(".")[2]]),
+        )
+        for page in pages.iterdir()
+    ]
+    app = Starlette(
+        routes=[
+            *static,
+            Route("/look", console.look),
+            Route("/events", console.events),
+            Route("/login", console.log_in, methods=["POST"]),
+            Route("/logout", console.log_out, methods=["POST"]),
+            Route("/health", _health),
+        ],
+        lifespan=console.lifespan,
+    )
+    return Guard(app, local_only=not reaches_beyond_this_machine(settings.listen))
+
+
+def _serving(content: bytes, media_type: str) -> Any:
+    async def serve(_request: Request) -> Response:
+        return Response(content, media_type=media_type)
+
+    return serve
+
+
+async def _health(_request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+def _token(body: bytes) -> str | None:
+    """Return the token of a login; None where it has none."""
+    try:
+        content = json.loads(body)
+    except ValueError:
+        return None
+    token = content.get("token") if isinstance(content, dict) else None
+    return token if isinstance(token, str) and token else None
+
+
+def _status(error: TandemError) -> int:
+    if isinstance(error, Unauthenticated):
+        return 401
+    return 403 if isinstance(error, PermissionDenied) else 503
+
+
+def _failure(status: int, reason: str, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"reason": reason, "message": message, "final": True}}, status)

@@ -1,0 +1,266 @@
+"""What browsers get of the console, and who gets it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from tandem.error_codes import PermissionDenied
+from tandem_client import Stats
+from tandem_console.app import COOKIE, MAX_LOGIN_BYTES, make_app
+from tandem_console.headers import HEADERS
+from tandem_console.settings import Settings
+from tests.clients.console.serving import console
+from tests.clients.python.fake_server import fake_server
+
+TOKEN = "a-token-of-an-operator"
+PATHS = ("/", "/main.js", "/draw.js", "/plots.js", "/style.css", "/icon.svg", "/look", "/nothing")
+
+
+@pytest.fixture
+def secured(server):
+    """A fake scheduler that asks for a token."""
+    server.seen.operator_token = TOKEN
+    return server
+
+
+def looks(answer: httpx.Response) -> Iterator[dict]:
+    """Return the looks of a stream of events as they come."""
+    lines = answer.iter_lines()
+    for line in lines:
+        if line == "event: look":
+            yield json.loads(next(lines).removeprefix("data: "))
+
+
+class TestPage:
+    @pytest.mark.parametrize("path", PATHS)
+    def test_every_answer_forbids_what_the_page_does_not_need(self, http, path):
+        """
+        The policy of content allows the console's own files alone, and no frame around them.
+        """
+        answer = http.get(path)
+        assert HEADERS.items() <= answer.headers.items()
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert not re.search(r"unsafe|\*|http", policy)
+
+    def test_page_names_only_files_that_are_served(self, http):
+        """
+        Each file that the page or a module of it names is there with its type, and none is elsewhere.
+        """
+        named = {"index": "/"}
+        for path in ("/", "/main.js", "/draw.js"):
+            for name in re.findall(r'(?:src|href|from)[= ]"([^"]+)"', http.get(path).text):
+                named[name] = "/" + name.removeprefix("./")
+        kinds = {
+            http.get(path).headers["content-type"].partition(";")[0] for path in named.values()
+        }
+        assert {"text/html", "text/javascript", "text/css", "image/svg+xml"} == kinds
+        assert not any("//" in name for name in named)
+
+    def test_scripts_never_make_html_of_text(self, http):
+        """
+        No script uses what reads a text as HTML or as a program.
+        """
+        for path in ("/main.js", "/draw.js", "/plots.js"):
+            text = http.get(path).text
+            assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", text)
+
+    def test_other_methods_change_nothing(self, http):
+        """
+        A look cannot be posted, and a login cannot be got.
+        """
+        assert [405, 405] == [http.post("/look").status_code, http.get("/login").status_code]
+
+
+class TestHost:
+    @pytest.mark.parametrize(
+        "host", ["evil.example", "evil.example:8081", "127.0.0.1.evil.example"]
+    )
+    def test_name_of_a_stranger_is_refused_on_loopback(self, http, host):
+        """
+        A page elsewhere whose name means this machine cannot read the console.
+        """
+        answer = http.get("/look", headers={"host": host})
+        assert (421, True) == (answer.status_code, "localhost" in answer.text)
+
+    @pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:8081"])
+    def test_names_of_this_machine_are_served(self, http, host):
+        """
+        The names of loopback are served, with and without a port.
+        """
+        assert 200 == http.get("/look", headers={"host": host}).status_code
+
+    def test_console_for_others_is_served_by_any_name(self, server):
+        """
+        A console that listens beyond loopback does not know the names that it has there.
+        """
+        app = make_app(Settings(admin_address=server.address, listen="0.0.0.0:8081"))
+        with TestClient(app, base_url="http://console.example") as client:
+            assert 200 == client.get("/look").status_code
+
+
+class TestLooks:
+    def test_look_has_the_numbers_of_the_server(self, http):
+        """
+        A look has every field of GetStats, the requests, and no text of them.
+        """
+        look = http.get("/look").json()
+        assert {field.name for field in Stats.DESCRIPTOR.fields} == set(look["view"]["stats"])
+        assert (2, ["first", "second"], None) == (
+            look["view"]["stats"]["running_requests"],
+            [one["request_id"] for one in look["view"]["requests"]],
+            look["error"],
+        )
+
+    def test_events_come_look_by_look(self, http, server):
+        """
+        A stream has one event for each look, each newer than the one before, with rates from the second on.
+        """
+        with http.stream("GET", "/events") as answer:
+            seen = [look for look, _ in zip(looks(answer), range(3), strict=False)]
+        assert "text/event-stream" in answer.headers["content-type"]
+        numbers = [look["number"] for look in seen]
+        assert numbers == list(range(numbers[0], numbers[0] + 3))
+        uptimes = [look["view"]["stats"]["uptime_s"] for look in seen]
+        assert sorted(set(uptimes)) == uptimes
+        assert seen[-1]["view"]["rates"]["output_tokens_per_s"] == 200.0
+
+    def test_browsers_share_the_looks(self, http, server):
+        """
+        Two pages with the same credential get the same looks: the scheduler is asked once.
+        """
+        with http.stream("GET", "/events") as one, http.stream("GET", "/events") as other:
+            first, second = looks(one), looks(other)
+            told = {look["number"]: look["at_s"] for look, _ in zip(first, range(3), strict=False)}
+            again = {
+                look["number"]: look["at_s"] for look, _ in zip(second, range(3), strict=False)
+            }
+        common = told.keys() & again.keys()
+        assert common
+        assert all(told[number] == again[number] for number in common)
+
+    def test_lost_scheduler_is_told_beside_the_newest_view(self):
+        """
+        While the scheduler is gone a stream goes on and tells so, beside what was seen last.
+        """
+        with contextlib.ExitStack() as running, contextlib.ExitStack() as others:
+            url = others.enter_context(console(running.enter_context(fake_server()).address))
+            http = others.enter_context(httpx.Client(base_url=url, trust_env=False, timeout=60))
+            with http.stream("GET", "/events") as answer:
+                told = looks(answer)
+                assert next(told)["error"] is None
+                running.close()
+                lost = next(look for look in told if look["error"] is not None)
+            assert (False, 2) == (
+                lost["error"]["final"],
+                lost["view"]["stats"]["running_requests"],
+            )
+            assert 503 == http.get("/look").status_code
+
+
+class TestLogin:
+    def test_without_a_token_nothing_is_shown(self, secured, http):
+        """
+        A browser that did not log in gets the scheduler's refusal and no number.
+        """
+        answer = http.get("/look")
+        assert (401, None) == (answer.status_code, answer.json()["view"])
+        assert "UNAUTHENTICATED" == answer.json()["error"]["reason"]
+        with http.stream("GET", "/events") as stream:
+            told = list(looks(stream))
+        assert [(None, True)] == [(look["view"], look["error"]["final"]) for look in told]
+
+    def test_token_opens_the_view_for_its_browser_alone(self, secured, http, url):
+        """
+        After a login the scheduler gets the token with each look; a browser without the cookie stays outside.
+        """
+        assert 204 == http.post("/login", json={"token": TOKEN}).status_code
+        look = http.get("/look")
+        assert (200, True) == (look.status_code, look.json()["logged_in"])
+        assert f"Bearer {TOKEN}" == secured.seen.operator_tokens[-1]
+        assert 401 == httpx.get(f"{url}/look", trust_env=False).status_code
+
+    def test_cookie_is_a_secret_of_the_browser(self, secured, http):
+        """
+        The cookie is kept from scripts and from other sites, and holds no part of the token.
+        """
+        cookie = http.post("/login", json={"token": TOKEN}).headers["set-cookie"]
+        assert {"httponly", "samesite=strict", "path=/"} <= set(cookie.lower().split("; "))
+        assert TOKEN not in cookie
+        assert len(http.cookies[COOKIE]) >= 40
+
+    def test_wrong_token_is_refused_by_the_scheduler(self, secured, http):
+        """
+        The scheduler's refusal is the answer of the login, and no session is made.
+        """
+        answer = http.post("/login", json={"token": "guessed"})
+        assert (401, "UNAUTHENTICATED") == (answer.status_code, answer.json()["error"]["reason"])
+        assert COOKIE not in http.cookies
+        assert 401 == http.get("/look", cookies={COOKIE: "guessed"}).status_code
+
+    def test_token_without_the_role_is_forbidden(self, server, http):
+        """
+        A token that the scheduler knows and that may not operate is 403.
+        """
+        server.seen.operator_error = PermissionDenied("the role operate is missing")
+        answer = http.post("/login", json={"token": TOKEN})
+        assert (403, "the role operate is missing") == (
+            answer.status_code,
+            answer.json()["error"]["message"],
+        )
+
+    @pytest.mark.parametrize(
+        ("body", "status"),
+        [
+            (b"", 400),
+            (b"[]", 400),
+            (b'{"token": ""}', 400),
+            (b'{"token": 5}', 400),
+            (b'{"token": "a b"}', 400),
+            (b"\xff", 400),
+            (b"x" * (MAX_LOGIN_BYTES + 1), 413),
+        ],
+    )
+    def test_malformed_login_is_a_typed_error(self, http, body, status):
+        """
+        A login that is none says what one is, and a large one is not read to its end.
+        """
+        answer = http.post("/login", content=body)
+        assert status == answer.status_code
+        assert answer.json()["error"]["message"]
+
+    def test_logout_ends_the_session(self, secured, http):
+        """
+        After a logout the cookie opens nothing any more.
+        """
+        http.post("/login", json={"token": TOKEN})
+        cookie = http.cookies[COOKIE]
+        assert 204 == http.post("/logout").status_code
+        assert 401 == http.get("/look", cookies={COOKIE: cookie}).status_code
+
+    def test_token_that_is_withdrawn_ends_the_view(self, secured, http):
+        """
+        Once the scheduler refuses the token, an open stream says so and ends.
+        """
+        http.post("/login", json={"token": TOKEN})
+        with http.stream("GET", "/events", timeout=60) as answer:
+            told = looks(answer)
+            assert next(told)["error"] is None
+            secured.seen.operator_token = "another"
+            rest = list(told)
+        assert rest[-1]["error"]["final"]
+
+    def test_own_token_of_the_process_vouches_for_no_browser(self, secured, http, monkeypatch):
+        """
+        A token in the console's environment is not used for browsers that have none.
+        """
+        monkeypatch.setenv("TANDEM_API_KEY", TOKEN)
+        assert 401 == http.get("/look").status_code
