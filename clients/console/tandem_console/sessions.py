@@ -35,8 +35,8 @@ class _Session:
 
 class Sessions:
     """
-    Sessions by the hashes of their cookies, and the watch without a token, which is for all whom
-    the scheduler serves without one. Owned by the server's event loop.
+    Sessions by the hashes of their cookies, and the watch without a token, for browsers without a
+    session: the scheduler serves them or refuses. Owned by the server's event loop.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What browsers get of the console, and who gets it."""
+"""Answers of the console to browsers, with and without a token."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ export function draw({ address, view, number: look }) {
   put("executors", executors(view.executors));
   put("requests", requests(view.requests));
   put("listed", `${number(view.requests.length)} of ${number(view.num_requests)}`);
-  put("faults", ...view.faults.map(fault));
+  put("faults", ...(view.faults.length ? view.faults.map(fault) : ["none"]));
   put("counters", ...Object.entries(COUNTERS).map(([name, label]) => element(
     "div", {}, element("dt", {}, label), element("dd", {}, field(stats, name)),
   )));

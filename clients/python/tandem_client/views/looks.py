@@ -90,7 +90,7 @@ class Looks:
 
 def _point(now: Look, before: Look) -> Point:
     ttft = _quantiles_ms(now, before, "time_to_first_token")
-    itl = _quantiles_ms(now, before, "inter_token")
+    itl = _quantiles_ms(now, before, "inter_token_latency")
     return Point(
         ttft_p50_ms=next(ttft),
         ttft_p99_ms=next(ttft),
