@@ -53,6 +53,17 @@ class TestCommand:
         ):
             assert words in result.stdout
 
+    def test_refused_token_ends_it_with_a_line(self, run, server):
+        """
+        A server that refuses the token is not asked again: one line says why, and the exit code is that of a refusal.
+        """
+        server.seen.operator_token = "token"
+        where = ("--interval-s", "0.1", "--admin-address", server.address)
+        result = run("top", "--once", "--api-key", "guessed", *where)
+        assert (4, "") == (result.exit_code, result.stdout)
+        assert "tandem: UNAUTHENTICATED: no valid token was sent" in result.stderr
+        assert 0 == run("top", "--once", "--api-key", "token", *where).exit_code
+
     def test_every_look_goes_into_a_pipe(self, tandem, server):
         """
         Each look is printed below the one before when the output is no terminal.
