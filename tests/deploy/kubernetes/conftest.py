@@ -1,0 +1,20 @@
+"""Renderings, made once for all tests of a process."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.deploy.kubernetes.manifests import Document, KubectlMissing, Pod, pods, render_all
+
+
+@pytest.fixture(scope="session")
+def renderings() -> dict[str, list[Document]]:
+    try:
+        return render_all()
+    except KubectlMissing as error:
+        pytest.fail(str(error))
+
+
+@pytest.fixture(scope="session")
+def all_pods(renderings) -> list[Pod]:
+    return [pod for name, documents in renderings.items() for pod in pods(name, documents)]
