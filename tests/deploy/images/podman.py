@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-SETTINGS = """\
-[containers]
-# Where this process may not raise limits, podman's own are refused.
-default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
-log_driver = "k8s-file"
-[network]
-network_backend = "netavark"
-[engine]
-# runc runs with hybrid control groups, which crun refuses; neither needs systemd then.
-runtime = "runc"
-events_logger = "file"
-cgroup_manager = "cgroupfs"
-"""
+from tests.deploy.podman import PodmanCommands
+
 HARDENED = ("--read-only", "--cap-drop=all", "--security-opt=no-new-privileges")
 """Options of every container here; the image itself says which user it is run by."""
-
-
-class PodmanError(Exception):
-    """A command of podman that failed, with what it printed."""
 
 
 def missing_programs(*names: str) -> list[str]:
@@ -37,7 +20,7 @@ def missing_programs(*names: str) -> list[str]:
     return [name for name in names if shutil.which(name) is None]
 
 
-class Podman:
+class Podman(PodmanCommands):
     """Containers, networks, volumes and secrets of one run, all of which `clean` removes."""
 
     def __init__(self, folder: Path, prefix: str) -> None:
@@ -48,29 +31,13 @@ class Podman:
             folder: Folder for the settings.
             prefix: Start of the names of all that is made.
         """
+        super().__init__(folder)
         self._prefix = prefix
         self._made: list[tuple[str, str]] = []
-        settings = folder / "containers.conf"
-        settings.write_text(SETTINGS)
-        self.environment = os.environ | {"CONTAINERS_CONF": str(settings)}
 
     def name(self, short: str) -> str:
         """Return the name in podman of what has a short name in this run."""
         return f"{self._prefix}-{short}"
-
-    def __call__(self, *arguments: str) -> str:
-        """Run a command of podman to its end, and return what it printed."""
-        done = subprocess.run(
-            ["podman", *arguments],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            told = f"{done.stdout}\n{done.stderr}".strip()
-            raise PodmanError(f"podman {' '.join(arguments)}: exit {done.returncode}: {told}")
-        return done.stdout.strip()
 
     def make(self, kind: str, short: str, *arguments: str) -> str:
         """Make a network, a volume or a secret, and return its name."""
@@ -117,19 +84,11 @@ class Podman:
 
     def logs(self, short: str) -> str:
         """Return the last lines that a container printed."""
-        done = subprocess.run(
-            ["podman", "logs", "--tail=20", self.name(short)],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.stdout + done.stderr
+        return self.last_lines(self.name(short))
 
     def clean(self) -> None:
         """Remove all that was made, the latest first."""
         for kind, name in reversed(self._made):
             flags = ("-f", "-t0") if kind == "container" else ()
-            command = ["podman", kind, "rm", *flags, name]
-            subprocess.run(command, env=self.environment, capture_output=True, check=False)
+            self.attempt(kind, "rm", *flags, name)
         self._made.clear()
