@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from tandem.errors import TandemError
-from tandem_client import NO_RETRY, Client
+from tandem_client import NO_RETRY, Client, RetryPolicy
 from tandem_client.events import Delta
 
 TOKENS = 256
@@ -36,15 +36,23 @@ class Outcome:
 
 class Load:
     """
-    A number of threads that each read one stream after another. Clients retry and resume nothing.
+    A number of threads that each read one stream after another.
 
     Attributes:
         outcome: What became of streams so far.
     """
 
-    def __init__(self, address: str, num_streams: int) -> None:
+    def __init__(self, address: str, num_streams: int, *, resumes: bool = False) -> None:
+        """
+        Args:
+            address: Address of the scheduler.
+            num_streams: Number of threads.
+            resumes: True for clients that retry and resume, as by default; False for such that do
+                neither, so that each stream must run to its end by itself.
+        """
         self.outcome = Outcome()
         self._address = address
+        self._retry = RetryPolicy() if resumes else NO_RETRY
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._running = [0] * num_streams
@@ -73,7 +81,7 @@ class Load:
 
     def _run(self, number: int) -> None:
         turn = 0
-        with Client(self._address, retry=NO_RETRY) as client:
+        with Client(self._address, retry=self._retry) as client:
             while not self._stopping.is_set():
                 turn += 1
                 self._one_stream(client, number, seed=1000 * turn + number)

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
-import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
+from tests.deploy.podman import PodmanCommands
 from tests.deploy.pods.translate import LocalPod, Translation
 
-SETTINGS = """\
-[containers]
-# Where this process may not raise limits, podman's own are refused.
-default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
-log_driver = "k8s-file"
-[network]
-network_backend = "netavark"
-[engine]
-# runc runs with hybrid control groups, which crun refuses; neither needs systemd then.
-runtime = "runc"
-events_logger = "file"
-cgroup_manager = "cgroupfs"
+HOG = """
+open("/proc/self/oom_score_adj", "w").write("-1000")
+kept = []
+while True:
+    kept.append(b"x" * (16 << 20))
 """
-
-
-class PodmanError(Exception):
-    """A command of podman that failed, with what it printed."""
+"""Program that takes memory without end, and is the last to be killed for it."""
 
 
 class Pods:
@@ -45,28 +36,10 @@ class Pods:
         self._folder = folder
         self._network = network
         self._played: dict[str, LocalPod] = {}
-        settings = folder / "containers.conf"
-        settings.write_text(SETTINGS)
-        self._environment = os.environ | {"CONTAINERS_CONF": str(settings)}
-        self("network", "create", network)
-
-    def __call__(self, *arguments: str) -> str:
-        """
-        Run a command of podman to its end, and return what it printed.
-
-        Raises:
-            PodmanError: It failed.
-        """
-        done = subprocess.run(
-            ["podman", *arguments],
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise PodmanError(f"podman {' '.join(arguments)}: {done.stdout}{done.stderr}".strip())
-        return done.stdout.strip()
+        self._podman = PodmanCommands(folder)
+        self._podman("network", "create", network)
+        (found,) = json.loads(self._podman("network", "inspect", network))
+        self._subnet = ipaddress.ip_network(found["subnets"][0]["subnet"])
 
     @staticmethod
     def write_files(translation: Translation, folder: Path) -> None:
@@ -78,14 +51,20 @@ class Pods:
             file.write_bytes(content)
             file.chmod(0o644)
 
-    def play(self, pod: LocalPod) -> None:
-        """Start a pod under the names of its Services; an earlier one of its name is removed."""
+    def play(self, pod: LocalPod, *, has_fixed_address: bool = False) -> None:
+        """
+        Start a pod under the names of its Services; an earlier one of its name is removed. With the
+        fixed address, of which there is one, its successors have the same, as behind a Service.
+        """
         self.remove(pod)
         manifest = self._folder / f"{pod.name}.yaml"
         manifest.write_text(yaml.safe_dump(pod.document))
         names = ",".join(f"alias={alias}" for alias in (*pod.aliases, pod.name))
         self._played[pod.name] = pod
-        self("kube", "play", "--quiet", "--network", f"{self._network}:{names}", str(manifest))
+        where = ["--network", f"{self._network}:{names}"]
+        if has_fixed_address:
+            where += ["--ip", str(self._subnet.broadcast_address - 1)]
+        self._podman("kube", "play", "--quiet", *where, str(manifest))
 
     def containers(self, pod: LocalPod) -> Sequence[str]:
         """Return the names of a pod's containers, without those that run before the others."""
@@ -94,57 +73,77 @@ class Pods:
     def kill(self, pod: LocalPod) -> None:
         """Kill a pod's containers as a lack of memory does."""
         for container in self.containers(pod):
-            self("kill", "--signal", "KILL", container)
+            self._podman("kill", "--signal", "KILL", container)
 
     def stop(self, pod: LocalPod) -> None:
         """Send SIGTERM, and SIGKILL after the pod's grace time."""
-        self("pod", "stop", "--time", str(pod.grace_s - pod.pre_stop_s), pod.name)
+        self._podman("pod", "stop", "--time", str(pod.grace_s - pod.pre_stop_s), pod.name)
 
     def pause(self, pod: LocalPod) -> None:
         """Let a pod's processes stand still."""
         for container in self.containers(pod):
-            self("pause", container)
+            self._podman("pause", container)
 
     def unpause(self, pod: LocalPod) -> None:
         """Let them go on."""
         for container in self.containers(pod):
-            self("unpause", container)
+            self._podman("unpause", container)
+
+    def cut_off(self, pod: LocalPod) -> None:
+        """Let nothing into a pod or out of it: its cable to the network's bridge goes down."""
+        self._set_link(pod, "down")
+
+    def join(self, pod: LocalPod) -> None:
+        """Let a pod that was cut off take part again."""
+        self._set_link(pod, "up")
+
+    def fill_memory(self, pod: LocalPod) -> None:
+        """
+        Take memory in a pod's first container until the kernel kills something there for its limit;
+        what takes it is spared, so that the service is killed, and ends with the container.
+        """
+        container = self.containers(pod)[0]
+        self._podman.attempt("exec", "--user=0", "--privileged", container, "python3", "-c", HOG)
 
     def restart(self, pod: LocalPod) -> None:
         """Start the containers of a pod again, as a kubelet does: its volumes and address stay."""
         for container in self.containers(pod):
-            self("start", container)
+            self._podman("start", container)
 
     def remove(self, pod: LocalPod) -> None:
         """Remove a pod and its scratch space, if it is there."""
-        self("pod", "rm", "--force", "--ignore", "--time", "0", pod.name)
+        self._podman("pod", "rm", "--force", "--ignore", "--time", "0", pod.name)
         for volume in pod.document["spec"]["volumes"]:
             if "emptyDir" in volume:
-                self("volume", "rm", "--force", volume["name"])
+                self._podman("volume", "rm", "--force", volume["name"])
 
     def address(self, pod: LocalPod) -> str:
         """Return a pod's address in the network."""
-        inspected = json.loads(self("inspect", self.containers(pod)[0]))[0]
-        infra = json.loads(self("pod", "inspect", inspected["Pod"]))["InfraContainerID"]
-        networks = json.loads(self("inspect", infra))[0]["NetworkSettings"]["Networks"]
+        inspected = json.loads(self._podman("inspect", self.containers(pod)[0]))[0]
+        infra = json.loads(self._podman("pod", "inspect", inspected["Pod"]))["InfraContainerID"]
+        networks = json.loads(self._podman("inspect", infra))[0]["NetworkSettings"]["Networks"]
         return str(networks[self._network]["IPAddress"])
+
+    def _set_link(self, pod: LocalPod, state: str) -> None:
+        pid = str(json.loads(self._podman("inspect", self.containers(pod)[0]))[0]["State"]["Pid"])
+        inside = ["nsenter", "--target", pid, "--net", "ip", "-oneline", "link", "show", "eth0"]
+        # "2: eth0@if17: ...": the other end of the cable has the number 17 outside.
+        number = _output(inside).split("@if")[1].split(":")[0]
+        ends = _output(["ip", "-oneline", "link"]).splitlines()
+        (outside,) = [end.split()[1].split("@")[0] for end in ends if end.startswith(f"{number}:")]
+        _output(["ip", "link", "set", outside, state])
 
     def logs(self, pod: LocalPod) -> str:
         """Return the last lines of a pod's containers."""
-        lines = []
-        for container in self.containers(pod):
-            done = subprocess.run(
-                ["podman", "logs", "--tail", "20", container],
-                env=self._environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            lines.append(f"{container}:\n{done.stdout}{done.stderr}")
-        return "\n".join(lines)
+        names = self.containers(pod)
+        return "\n".join(f"{one}:\n{self._podman.last_lines(one)}" for one in names)
 
     def close(self) -> None:
         """Remove all pods, and the network."""
         for pod in self._played.values():
             self.remove(pod)
-        self("network", "rm", "--force", self._network)
+        self._podman("network", "rm", "--force", self._network)
+
+
+def _output(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

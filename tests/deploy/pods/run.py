@@ -1,6 +1,6 @@
 """
 Runs the pods of overlays/local-podman under podman, streams to them from this machine, and does to
-executors what happens to them: `python -m tests.deploy.pods.run`. README.md says what it needs.
+them what happens to pods: `python -m tests.deploy.pods.run`. README.md says what it needs.
 
 The table of results is written into README.md. Exit status: 0 only if no stream failed.
 """
@@ -23,13 +23,17 @@ from pathlib import Path
 from tandem.errors import TandemError
 from tandem_client.admin.client import is_serving
 from tests.deploy.kubernetes.manifests import KUBERNETES, ROOT, render
+from tests.deploy.podman import PodmanError
 from tests.deploy.pods.load import TOKENS, Load
-from tests.deploy.pods.podman import PodmanError, Pods
+from tests.deploy.pods.podman import Pods
 from tests.deploy.pods.translate import LocalPod, Translation, translate
 
 PAGE = Path(__file__).with_name("README.md")
 MARK = "<!-- results -->\n"
 START_LIMIT_S = 300.0
+SCHEDULER = "tandem-scheduler-0"
+NUM_EXECUTORS = 2
+"""Executors at the start; one more joins and leaves."""
 PAUSED_S = 8.0
 SETTLED_S = 3.0
 """Seconds that streams run before an event, and after it."""
@@ -49,7 +53,7 @@ class Cluster:
     @property
     def scheduler(self) -> str:
         """Address of the scheduler's host."""
-        return self.pods.address(self.named("tandem-scheduler-0"))
+        return self.pods.address(self.named(SCHEDULER))
 
     def num_attached(self) -> int:
         """Return how many executors the scheduler says are attached."""
@@ -108,16 +112,75 @@ def replace_all(cluster: Cluster) -> None:
         one = cluster.named(name)
         cluster.pods.stop(one)
         cluster.pods.play(one)
-        cluster.wait_for(2)
+        cluster.wait_for(NUM_EXECUTORS)
 
 
-EVENTS: dict[str, Callable[[Cluster], None]] = {
-    "one executor of two killed (SIGKILL), its container started again": kill,
-    "one executor of two told to stop (SIGTERM), then a new pod": stop,
-    f"one executor of two paused for {PAUSED_S:g} s": pause,
-    "both executors replaced, one after another": replace_all,
-}
-"""Each event that a row of the table is about."""
+def cut_off(cluster: Cluster) -> None:
+    """Let an executor's network be gone for a while."""
+    one = cluster.named("tandem-executor-1")
+    cluster.pods.cut_off(one)
+    time.sleep(PAUSED_S)
+    cluster.pods.join(one)
+
+
+def run_out_of_memory(cluster: Cluster) -> None:
+    """Let the kernel kill an executor for its memory limit, and start its container again."""
+    one = cluster.named("tandem-executor-1")
+    cluster.pods.fill_memory(one)
+    cluster.pods.restart(one)
+
+
+def scale_out_and_in(cluster: Cluster) -> None:
+    """Let a third executor join, and leave again."""
+    third = cluster.named("tandem-executor-2")
+    cluster.pods.play(third)
+    cluster.wait_for(3)
+    time.sleep(SETTLED_S)
+    cluster.pods.stop(third)
+    cluster.pods.remove(third)
+
+
+def replace_scheduler(cluster: Cluster) -> None:
+    """End the scheduler with SIGTERM and its grace time, and start a new pod at its address."""
+    one = cluster.named(SCHEDULER)
+    cluster.pods.stop(one)
+    cluster.pods.play(one, has_fixed_address=True)
+
+
+def kill_scheduler(cluster: Cluster) -> None:
+    """Kill the scheduler, and start its container again."""
+    one = cluster.named(SCHEDULER)
+    cluster.pods.kill(one)
+    cluster.pods.restart(one)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """
+    One event that a row of the table is about.
+
+    Attributes:
+        text: The event in words.
+        happen: Lets it happen.
+        resumes: True where clients resume their streams, as theirs end with the scheduler.
+    """
+
+    text: str
+    happen: Callable[[Cluster], None]
+    resumes: bool = False
+
+
+EVENTS = (
+    Event("one executor of two killed (SIGKILL), its container started again", kill),
+    Event("one executor of two told to stop (SIGTERM), then a new pod", stop),
+    Event(f"one executor of two paused for {PAUSED_S:g} s", pause),
+    Event(f"one executor of two cut off from the network for {PAUSED_S:g} s", cut_off),
+    Event("one executor of two killed for its memory limit, started again", run_out_of_memory),
+    Event("a third executor joins, and leaves (SIGTERM)", scale_out_and_in),
+    Event("both executors replaced, one after another", replace_all),
+    Event("scheduler replaced (SIGTERM, then a new pod); clients resume", replace_scheduler, True),
+    Event("scheduler killed (SIGKILL) and started again; clients resume", kill_scheduler, True),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,27 +211,28 @@ def running(translate_into: Callable[[str], Translation]) -> Iterator[Cluster]:
         pods = Pods(folder, f"tandem-pods-{os.getpid()}")
         try:
             for pod in translation.pods:
-                pods.play(pod)
+                if pod.name != f"tandem-executor-{NUM_EXECUTORS}":
+                    pods.play(pod, has_fixed_address=pod.name == SCHEDULER)
             yield Cluster(pods, translation)
         finally:
             pods.close()
 
 
-def measure(cluster: Cluster, event: str, num_streams: int) -> Row:
+def measure(cluster: Cluster, event: Event, num_streams: int) -> Row:
     """Let an event happen under streams, and return what became of them."""
-    cluster.wait_for(2)
-    load = Load(f"{cluster.scheduler}:50051", num_streams)
+    cluster.wait_for(NUM_EXECUTORS)
+    load = Load(f"{cluster.scheduler}:50051", num_streams, resumes=event.resumes)
     load.start()
     time.sleep(SETTLED_S)
     num_running = load.num_running
-    EVENTS[event](cluster)
-    cluster.wait_for(2)
+    event.happen(cluster)
+    cluster.wait_for(NUM_EXECUTORS)
     time.sleep(SETTLED_S)
     outcome = load.end()
     for message in outcome.messages:
         print(f"failed: {message}", file=sys.stderr)
     return Row(
-        event=event,
+        event=event.text,
         num_running=num_running,
         finished=outcome.finished,
         failed=outcome.failed,
@@ -199,10 +263,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run the pods of overlays/local-podman.")
     parser.add_argument("--streams", type=int, default=16, help="streams at a time (default: 16)")
     parser.add_argument(
-        "--events", type=int, default=len(EVENTS), help="run the first N events only"
+        "--only", nargs="+", default=[""], help="events with one of these texts; writes no table"
     )
     chosen = parser.parse_args()
     documents = render(KUBERNETES / "overlays/local-podman")
+    for document in documents:
+        if document["kind"] == "StatefulSet":
+            document["spec"]["replicas"] = NUM_EXECUTORS + 1
     token = secrets.token_hex(32).encode()
 
     def translated(folder: str) -> Translation:
@@ -217,15 +284,18 @@ def main() -> int:
     began_s = time.monotonic()
     try:
         with running(translated) as cluster:
-            cluster.wait_for(2)
+            cluster.wait_for(NUM_EXECUTORS)
             ready_s = time.monotonic() - began_s
-            for event in list(EVENTS)[: chosen.events]:
+            for event in EVENTS:
+                if not any(text in event.text for text in chosen.only):
+                    continue
                 rows.append(measure(cluster, event, chosen.streams))
                 print(rows[-1], flush=True)
     except (PodmanError, TimeoutError) as error:
         print(f"pods: {error}", file=sys.stderr)
         return 1
-    write(rows, chosen.streams, ready_s)
+    if len(rows) == len(EVENTS):
+        write(rows, chosen.streams, ready_s)
     return 1 if any(row.failed for row in rows) else 0
 
 
