@@ -18,8 +18,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -29,30 +27,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from tests.bench.gateway.reading import cpu_s, read
 from tests.bench.machine import machine
-from tests.e2e.cluster import BUNDLED_MODEL, PATIENCE, ROOT, Process, environment
+from tests.e2e.cluster import BUNDLED_MODEL, PATIENCE, Process
 
 DIRECT = "grpc"
 GATEWAYS = {"each": ["--min-delta-interval-s=0"], "default": list[str]()}
 """Flags of the gateways."""
 READY_WITHIN_S = 120.0
-
-
-def cpu_s(process: Process) -> float:
-    """Return the CPU time of a process and its children so far."""
-    times = [member.cpu_times() for member in process.family()]
-    return sum(one.user + one.system for one in times)
-
-
-def read(way: str, address: str, streams: int, tokens: int) -> dict[str, float]:
-    """Return what a reader's process found."""
-    command = [sys.executable, "-m", "tests.bench.gateway.raw_reader", way, address]
-    command += [str(streams), str(tokens)]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True, check=True
-    )
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
 
 
 def wait_until_ready(address: str) -> None:
