@@ -24,7 +24,7 @@ Document = dict[str, Any]
 COMBINATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cpu, network-policies": ("cpu", ("network-policies",)),
     "cpu, monitoring": ("cpu", ("monitoring",)),
-    "cpu, autoscaling-keda": ("cpu", ("autoscaling-keda",)),
+    "cpu, autoscaling-keda": ("cpu", ("open-ports", "autoscaling-keda")),
     "cpu, autoscaling-hpa": ("cpu", ("autoscaling-hpa",)),
     "cpu, gateway": ("cpu", ("gateway",)),
     "cpu, inference-pool": ("cpu", ("inference-pool",)),
