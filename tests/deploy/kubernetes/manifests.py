@@ -27,14 +27,15 @@ COMBINATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cpu, autoscaling-keda": ("cpu", ("open-ports", "autoscaling-keda")),
     "cpu, autoscaling-hpa": ("cpu", ("autoscaling-hpa",)),
     "cpu, gateway": ("cpu", ("gateway",)),
-    "cpu, inference-pool": ("cpu", ("inference-pool",)),
+    "cpu, inference-pool": ("cpu", ("inference-pool", "network-policies")),
+    "cpu, tokens": ("cpu", ("tokens",)),
     "cpu, tls": ("cpu", ("tls",)),
     "gpu, tensor-parallel": ("gpu", ("tensor-parallel",)),
     "gpu, tensor-parallel, tls": ("gpu", ("tensor-parallel", "network-policies", "tls")),
     "gpu, all of one cluster": (
         "gpu",
         (
-            *("gateway", "network-policies", "monitoring", "autoscaling-keda", "inference-pool"),
+            *("gateway", "network-policies", "monitoring", "autoscaling-keda", "tokens"),
             *("tls", "autoscaling-keda-tls"),
         ),
     ),

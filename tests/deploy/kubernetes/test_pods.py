@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 
+from deploy.images.health import options
 from scheduler_svc.config.settings import load_settings as load_scheduler
 from tandem.settings.options import table_of
 from tandem_openai_gateway.settings import read_settings as load_gateway
-from tests.deploy.kubernetes.manifests import KUBERNETES, Pod
+from tests.deploy.kubernetes.manifests import KUBERNETES, Pod, pods
 
 MAX_LINES = 160
 LEFT_FOR_EXIT_S = 5
 """Least seconds that a process has after its drain, until the kubelet kills it."""
+DEFAULT_DEADLINE_S = 600
+"""Seconds in which a Deployment has to make progress unless it says otherwise."""
 DRAINS = {
     "scheduler": ("--drain-grace-s=", 30.0),
     "gateway": ("--drain-grace-s=", 30.0),
@@ -120,6 +123,27 @@ class TestTimes:
                 short.append(f"{pod.where}: {needed_s} s")
         assert [] == short
 
+    def test_rollout_waits_for_the_start_of_an_executor(self, renderings):
+        """
+        The scheduler is ready once an executor is: its rollout does not fail before that has started.
+        """
+        short = []
+        for name, documents in renderings.items():
+            (rollout,) = [
+                one["spec"].get("progressDeadlineSeconds", DEFAULT_DEADLINE_S)
+                for one in documents
+                if (one["kind"], one["metadata"]["name"]) == ("Deployment", "tandem-scheduler")
+            ]
+            starts = [
+                probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3)
+                for pod in pods(name, documents)
+                if main_container(pod)["name"] == "executor"
+                if (probe := main_container(pod).get("startupProbe"))
+            ]
+            if rollout < max(starts, default=0):
+                short.append(f"{name}: {rollout} s for {starts}")
+        assert [] == short
+
     def test_scheduler_is_replaced_after_it_has_gone(self, renderings):
         """
         One scheduler at a time holds the executors: its Deployment recreates its only replica.
@@ -161,6 +185,26 @@ class TestProbes:
             ("scheduler", "readinessProbe", "tandem.ready"),
             ("scheduler", "startupProbe", ""),
         } == asked
+
+    def test_each_probe_in_a_container_has_arguments_that_its_program_takes(self, all_pods):
+        """
+        The health check of the images takes the command line of each exec probe as it stands.
+        """
+        commands = {
+            tuple(probe["exec"]["command"])
+            for pod in all_pods
+            for container in pod.containers
+            for key, probe in container.items()
+            if key.endswith("Probe") and "exec" in probe
+        }
+        assert any("--cert=" in str(command) for command in commands)
+        for python, flag, module, *arguments in commands:
+            assert ("python", "-m", "tandem_health") == (python, flag, module)
+            chosen = options(arguments)
+            assert (chosen.address, chosen.service) == tuple(arguments[:2])
+            files = {"ca": chosen.ca, "cert": chosen.cert, "key": chosen.key}
+            given = {f"--{name}={path}" for name, path in files.items() if path is not None}
+            assert given == set(arguments[2:])
 
     def test_port_with_tls_is_not_asked_by_the_kubelet(self, all_pods):
         """

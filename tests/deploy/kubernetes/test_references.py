@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
+
+import yaml
 
 from tests.deploy.kubernetes.manifests import (
     COMBINATIONS,
     KUBERNETES,
+    ROOT,
     Document,
     components,
     pods,
 )
 
 README = KUBERNETES / "README.md"
-OF_USERS = {"tandem-link"}
+OF_USERS = {"tandem-link", "tandem-tokens"}
 """Secrets that a user makes; README.md has the command."""
+DNS = {(port, protocol) for port in (53, 5353) for protocol in ("UDP", "TCP")}
+"""Ports of DNS, the second one that of OpenShift's pods."""
 
 
 def of_kind(documents: list[Document], kind: str) -> list[Document]:
@@ -97,6 +103,35 @@ class TestSelectors:
                     offences.append(f"{name}: {one['kind']} {one['metadata']['name']}")
         assert [] == offences
 
+    def test_budget_counts_every_pod_whose_end_stops_an_executor(self, renderings):
+        """
+        The budget of executors selects all their pods, each rank too, and lets one of them go.
+        """
+        uncounted, ranks = [], set()
+        for name, documents in renderings.items():
+            (budget,) = [
+                one["spec"]
+                for one in of_kind(documents, "PodDisruptionBudget")
+                if one["metadata"]["name"] == "tandem-executor"
+            ]
+            assert 1 == budget["maxUnavailable"]
+            for pod in pods(name, documents):
+                if pod.labels["app.kubernetes.io/component"] == "executor":
+                    ranks.add(pod.labels.get("leaderworkerset.sigs.k8s.io/worker-index"))
+                    if not selects(budget["selector"]["matchLabels"], pod.labels):
+                        uncounted.append(pod.where)
+        assert {None, "0", "1"} == ranks
+        assert [] == uncounted
+
+    def test_no_service_tells_of_plain_text_where_there_is_tls(self, renderings):
+        """
+        Services and pools name HTTP/2 in plain text as their protocol only where no port has TLS.
+        """
+        plain = {name for name, one in renderings.items() if "kubernetes.io/h2c" in str(one)}
+        encrypted = {name for name, one in renderings.items() if of_kind(one, "Certificate")}
+        assert plain | encrypted == set(renderings)
+        assert set() == plain & encrypted
+
     def test_monitors_and_pools_find_pods_or_services(self, renderings):
         """
         Selectors for Prometheus and for a Gateway find pods with a port of that name or number.
@@ -165,7 +200,8 @@ class TestNetworkPolicies:
 
     def test_policies_name_labels_and_ports_that_exist(self, renderings):
         """
-        Labels and named ports of policies are those of pods of this page, of clients or of DNS.
+        Labels and named ports of policies are those of pods of this page, of clients or of readers
+        of metrics.
         """
         known_names = {"tandem-scheduler", "tandem-executor", "tandem-gateway"}
         for documents in renderings.values():
@@ -176,11 +212,25 @@ class TestNetworkPolicies:
                     else:
                         assert labels in (
                             {"tandem-client": "true"},
-                            {"k8s-app": "kube-dns"},
+                            {"tandem-metrics": "true"},
                             {"app.kubernetes.io/part-of": "tandem"},
                         )
                 ports = re.findall(r"'port': '([a-z]+)'", str(policy))
                 assert set(ports) <= {"link", "grpc", "metrics", "admin", "http"}
+
+    def test_calls_to_everywhere_are_for_names_alone(self, renderings):
+        """
+        A pod that may call addresses that no rule names may do so at the ports of DNS, all of them.
+        """
+        found = [
+            {(port["port"], port["protocol"]) for port in rule["ports"]}
+            for documents in renderings.values()
+            for policy in of_kind(documents, "NetworkPolicy")
+            for rule in policy["spec"].get("egress", ())
+            if "to" not in rule
+        ]
+        assert found
+        assert [] == [ports for ports in found if ports != DNS]
 
 
 class TestNames:
@@ -202,6 +252,23 @@ class TestNames:
             named = set(re.findall(r"'configMapRef': \{'name': '([^']+)'", text))
             missing += [f"{name}: ConfigMap {one}" for one in named - maps]
         assert [] == missing
+
+    def test_rules_reach_an_operator_as_they_are(self):
+        """
+        The documented command makes a PrometheusRule of each file of rules that it names.
+        """
+        (told,) = re.findall(r"```sh\n(for rules in .*?)```", README.read_text(), re.DOTALL)
+        command = f"kubectl() {{ echo ---; cat; }}\n{told}"
+        done = subprocess.run(
+            ["bash", "-euc", command], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        made = [one for one in yaml.safe_load_all(done.stdout) if one]
+        rules = ROOT / "deploy/monitoring/rules"
+        assert {"PrometheusRule"} == {one["kind"] for one in made}
+        assert {
+            f"tandem-{name}": yaml.safe_load((rules / f"{name}.yml").read_text())
+            for name in ("recording", "alerts")
+        } == {one["metadata"]["name"]: one["spec"] for one in made}
 
     def test_volumes_priorities_and_targets_exist(self, renderings):
         """
