@@ -29,6 +29,9 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
 }
 """Programs that build, in order of preference, each with its command."""
 EXTRAS = {"cpu": "executor", "gpu": "executor,gpu"}
+"""Extras of pyproject.toml in the executor's image, by variant."""
+SUFFIXES = {"cpu": "", "gpu": "-gpu"}
+"""End of the executor's default tag, by variant."""
 OWN_FILES = ("cert", "client-cert", "find-links", "cache-dir", "log")
 """Settings of pip that are paths of this machine, which a stage of the build does not have."""
 EXIT_UNAVAILABLE = 69
@@ -46,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="tandem-images-") as folder:
             secrets = write_secrets(Path(folder), pip_settings())
             for image in chosen.images or IMAGES:
-                name = f"{chosen.prefix}{image}:{chosen.tag}"
+                name = f"{chosen.prefix}{image}:{chosen.tag or default_tag(image, chosen.variant)}"
                 run(build_command(program, image, name, chosen, secrets), name)
                 print(name)
     except BuildError as error:
@@ -75,12 +78,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="package index of PyTorch; default: TANDEM_TORCH_INDEX, else pip's own",
     )
     parser.add_argument("--prefix", default="localhost/tandem-", help="before an image's name")
-    parser.add_argument("--tag", default=version(), help="default: the version of pyproject.toml")
+    parser.add_argument(
+        "--tag", help="default: the version of pyproject.toml, with -gpu for that variant"
+    )
     chosen = parser.parse_args(arguments)
     for image in chosen.images:
         if image not in IMAGES:
             parser.error(f"there is no image {image!r}, only {', '.join(IMAGES)}")
     return chosen
+
+
+def default_tag(image: str, variant: str) -> str:
+    """Return the tag of an image where none is given; variants of one image have different ones."""
+    return version() + (SUFFIXES[variant] if image == "executor" else "")
 
 
 def find_program(wanted: str | None) -> str:

@@ -8,8 +8,8 @@ HEAD = """\
 # Images
 
 `python -m tests.deploy.images.run` builds the images on Debian's Python, runs each by podman with a read-only root, no
-capability and the image's numeric user, and wrote this page ({date}, {machine}; other work has a part of the
-processor, and seconds are longer for it).
+capability and the image's numeric user, and wrote this page ({date}, {machine}). Seconds depend on
+what else the machine does.
 
 | image | size, MB | of it Python packages, MB | the largest | built in, s | runs as, capabilities | writes to |
 |---|---|---|---|---|---|---|

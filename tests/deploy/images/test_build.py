@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from deploy.images import build
+from tests.deploy.kubernetes.manifests import KUBERNETES
 
 RECORDER = """#!/bin/sh
 printf '%s\\n' "$@" > {record}
@@ -88,6 +90,26 @@ class TestBuild:
         } <= set(told)
         assert 0 == build.main(["scheduler", *chosen])
         assert "EXTRAS" not in record.read_text()
+
+    def test_variant_for_gpus_has_the_tag_that_manifests_name(self, programs: Path, capsys):
+        """
+        The executor for GPUs has the tag of the overlay gpu and of tensor-parallel, not that for CPUs.
+        """
+        install(programs, "buildah")
+        assert 0 == build.main(["--variant=gpu"])
+        names = capsys.readouterr().out.split()
+        wanted = {
+            f"{image.get('newName', image['name'])}:{image['newTag']}"
+            for path in ("overlays/gpu", "components/tensor-parallel")
+            for image in yaml.safe_load((KUBERNETES / path / "kustomization.yaml").read_text())[
+                "images"
+            ]
+        }
+        assert {names[build.IMAGES.index("executor")]} == wanted
+        others = {f"localhost/tandem-{name}:{build.version()}" for name in ("scheduler", "gateway")}
+        assert others == set(names) - wanted
+        assert 0 == build.main(["executor"])
+        assert f"localhost/tandem-executor:{build.version()}\n" == capsys.readouterr().out
 
     def test_failed_build_is_named(self, programs: Path, capsys):
         """

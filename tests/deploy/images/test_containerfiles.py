@@ -144,6 +144,20 @@ class TestServices:
             path for path in copied("scheduler") if (ROOT / path).is_dir()
         }
 
+    def test_scheduler_can_send_traces(self):
+        """
+        The scheduler's image has the packages of the option --otlp-endpoint, which it ends without.
+        """
+        every = instructions(CONTAINERFILES["scheduler"])
+        (extras,) = re.findall(r"'\.\[([\w,]+)\]'", " ".join(one.text for one in every))
+        assert {"scheduler", "tracing"} == set(extras.split(","))
+
+    def test_context_is_the_same_for_docker(self):
+        """
+        Docker, which reads a file of another name, sends the context that other builders send.
+        """
+        assert (ROOT / ".containerignore").read_text() == (ROOT / ".dockerignore").read_text()
+
     def test_extras_are_those_of_the_project(self):
         """
         Both variants of the executor install extras that pyproject.toml has.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from deploy.images.health import READY, main
+from tests.certificates import Authority
 
 Status = health_pb2.HealthCheckResponse
 
@@ -24,16 +26,28 @@ class Server:
     states: health.HealthServicer
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    """Return a server on a free port."""
+@contextmanager
+def serving(credentials: grpc.ServerCredentials | None = None) -> Iterator[Server]:
+    """Serve on a free port, over TLS if there are credentials."""
     states = health.HealthServicer()
     served = grpc.server(ThreadPoolExecutor(2))
     health_pb2_grpc.add_HealthServicer_to_server(states, served)
-    port = served.add_insecure_port("127.0.0.1:0")
+    place = "127.0.0.1:0"
+    port = (
+        served.add_secure_port(place, credentials)
+        if credentials
+        else served.add_insecure_port(place)
+    )
     served.start()
     yield Server(f"127.0.0.1:{port}", states)
     served.stop(None).wait()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """Return a server on a free port."""
+    with serving() as served:
+        yield served
 
 
 class TestHealth:
@@ -68,6 +82,27 @@ class TestHealth:
         """
         assert 1 == main(["127.0.0.1:1", "--timeout-s=1"])
         assert "127.0.0.1:1 'tandem.ready': UNAVAILABLE" in capsys.readouterr().err
+
+    def test_port_with_tls_is_asked_with_a_certificate(self, tmp_path: Path, capsys):
+        """
+        A server that asks for client certificates is healthy for a check that shows one, and for
+        none that shows nothing or does not know the server's authority.
+        """
+        authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+        pair = authority.issue("probe")
+        credentials = grpc.ssl_server_credentials(
+            [(pair.key.read_bytes(), pair.certificate.read_bytes())],
+            authority.file.read_bytes(),
+            require_client_auth=True,
+        )
+        shown = [f"--cert={pair.certificate}", f"--key={pair.key}"]
+        with serving(credentials) as server:
+            server.states.set(READY, Status.SERVING)
+            assert 0 == main([server.address, READY, f"--ca={authority.file}", *shown])
+            assert ("", "") == capsys.readouterr()
+            assert 1 == main([server.address, READY, f"--ca={authority.file}"])
+            assert 1 == main([server.address, READY, f"--ca={stranger.file}", *shown])
+        assert 2 == capsys.readouterr().err.count("'tandem.ready': UNAVAILABLE")
 
     def test_certificate_that_is_not_there_is_told(self, tmp_path: Path, capsys):
         """
