@@ -154,6 +154,8 @@ class Seen:
     """Refusal of the executor, as GetStats tells it."""
     executors: list[executors_pb2.ExecutorSummary] | None = field(default_factory=list)
     """Executors that ListExecutors finds; None = the server has no such call."""
+    num_steps_asked: list[int] = field(default_factory=list)
+    """Steps that GetActivity was asked for; 0 = unset."""
     tells_activity: bool = True
     """False for a server without GetActivity."""
     executor_changes: list[tuple[str, str, float | None]] = field(default_factory=list)
@@ -217,6 +219,7 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
     async def GetActivity(self, request, context):  # noqa: N802  # the rpc's name
         if not self._seen.tells_activity:
             await context.abort_with_status(to_grpc_status(Unimplemented("no such method")))
+        self._seen.num_steps_asked.append(request.max_steps)
         looks = self._seen.num_looks
         gained = activity_pb2.Histogram()
         gained.CopyFrom(FIRST_TOKENS)

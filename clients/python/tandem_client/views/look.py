@@ -14,6 +14,8 @@ from tandem_client.errors import Unimplemented
 MANY_REQUESTS = 4096
 """Requests from which on they are not listed: listing them takes the server some milliseconds."""
 LISTED_REQUESTS = 100
+SHOWN_STEPS = 128
+"""Newest steps that a view can show; the server would tell twice as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ def take_look(admin: AdminClient, deadline_s: float | None = None) -> Look:
     if _are_few(stats):
         requests = admin.list_requests(page_size=LISTED_REQUESTS, deadline_s=deadline_s)
     try:
-        activity = admin.activity(deadline_s=deadline_s)
+        activity = admin.activity(max_steps=SHOWN_STEPS, deadline_s=deadline_s)
     except Unimplemented:
         activity = None
     return Look(stats=stats, executors=executors, requests=requests, activity=activity)
@@ -71,7 +73,7 @@ async def take_look_async(admin: AsyncAdminClient, deadline_s: float | None = No
     if _are_few(stats):
         requests = await admin.list_requests(page_size=LISTED_REQUESTS, deadline_s=deadline_s)
     try:
-        activity = await admin.activity(deadline_s=deadline_s)
+        activity = await admin.activity(max_steps=SHOWN_STEPS, deadline_s=deadline_s)
     except Unimplemented:
         activity = None
     return Look(stats=stats, executors=executors, requests=requests, activity=activity)
