@@ -15,6 +15,10 @@ WINDOW_S = 5.0
 """Number of last seconds that rates cover; they cover one interval if that is longer."""
 NUM_POINTS = 120
 """Intervals that are kept for plots."""
+MAX_GAP = 3
+"""Intervals without a look after which looks and points begin anew, if they exceed the window."""
+GROWING = ("steps", "output_tokens", "prefill_tokens", "finished_requests")
+"""Counters that never fall while a server runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,15 @@ class Point:
 class Looks:
     """Looks of the last seconds, oldest first, and a point for each interval of the last ones."""
 
-    def __init__(self, first: Look) -> None:
+    def __init__(self, first: Look, interval_s: float = 1.0) -> None:
+        """
+        Args:
+            first: The first look.
+            interval_s: Seconds between two looks at a server that answers at once.
+        """
+        self._interval_s = interval_s
+        self._last_s = interval_s
+        """Seconds between the two newest looks: a slow server makes them longer."""
         self._kept = deque([first])
         self._points: deque[Point] = deque(maxlen=NUM_POINTS)
 
@@ -76,9 +88,15 @@ class Looks:
         return tuple(self._points)
 
     def add(self, look: Look) -> None:
-        """Add a look; drop those that are too old or from before a restart of the server."""
+        """
+        Add a look; drop those that are too old, and all from before a restart of the server or a
+        gap: a rate over hours in which no look was taken is that of no moment.
+        """
         stats = look.stats
-        if stats.uptime_s < self.now.uptime_s:
+        passed_s = stats.uptime_s - self.now.uptime_s
+        longest_s = max(WINDOW_S, MAX_GAP * max(self._interval_s, self._last_s))
+        self._last_s = passed_s
+        if passed_s < 0 or passed_s > longest_s or _has_fallen(stats, self.now):
             self._kept.clear()
             self._points.clear()
         else:
@@ -86,6 +104,10 @@ class Looks:
         self._kept.append(look)
         while len(self._kept) > 2 and stats.uptime_s - self._kept[1].stats.uptime_s >= WINDOW_S:
             self._kept.popleft()
+
+
+def _has_fallen(now: Stats, before: Stats) -> bool:
+    return any(getattr(now, name) < getattr(before, name) for name in GROWING)
 
 
 def _point(now: Look, before: Look) -> Point:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tandem_client.admin.activity import Histogram
-from tandem_client.views.looks import NUM_POINTS, WINDOW_S, Looks
+from tandem_client.views.looks import GROWING, NUM_POINTS, WINDOW_S, Looks
 from tandem_client.views.quantiles import gained, quantile_s
 from tandem_client.views.rates import rates_between
 from tests.clients.python.views.shapes import histogram, look
@@ -72,6 +72,37 @@ class TestLooks:
 
         assert (None, ()) == (looks.before, looks.points)
         assert rates_between(looks.now, looks.before).output_tokens_per_s is None
+
+    @pytest.mark.parametrize("name", GROWING)
+    def test_older_server_with_lower_counters_is_another(self, name):
+        """
+        A counter that fell tells of a restart, also if the new server is older than the one before was when it was seen.
+        """
+        looks = Looks(look(10.0, **{name: 9_000}))
+        looks.add(look(11.0, **{name: 9_010}))
+        looks.add(look(12.0, **{name: 40}))
+        assert (None, ()) == (looks.before, looks.points)
+
+    @pytest.mark.parametrize(("interval_s", "gap_s"), [(1.0, WINDOW_S), (20.0, 60.0)])
+    def test_looks_begin_anew_after_a_gap(self, interval_s, gap_s):
+        """
+        After a time without looks that is longer than the window and three intervals, what was before is forgotten.
+        """
+        looks = Looks(look(10.0), interval_s)
+        looks.add(look(10.0 + gap_s))
+        assert 1 == len(looks.points)
+        looks = Looks(look(10.0), interval_s)
+        looks.add(look(10.5 + gap_s))
+        assert (None, ()) == (looks.before, looks.points)
+
+    def test_slow_server_has_rates(self):
+        """
+        A server whose every answer comes late is seen at longer intervals, which are no gaps.
+        """
+        looks = Looks(look(0.0))
+        for number in range(1, 5):
+            looks.add(look(8.0 * number, output_tokens=80 * number))
+        assert 10.0 == rates_between(looks.now, looks.before).output_tokens_per_s
 
     def test_each_interval_has_its_own_percentiles(self):
         """

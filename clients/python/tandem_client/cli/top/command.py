@@ -49,7 +49,7 @@ def top(
     """
     with AdminClient(address, retry=options.RETRY, options=channel) as admin:
         with Waits(no_answer(address)):
-            looks = Looks(take_look(admin))
+            looks = Looks(take_look(admin), interval_s)
         console = Console()
         # A table that is redrawn in place needs a terminal; a file or pipe gets each look in turn.
         if once or as_json or not console.is_terminal:
