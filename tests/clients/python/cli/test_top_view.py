@@ -102,6 +102,15 @@ class TestView:
         assert "77 running" in screen.file.getvalue()
         assert "since" not in screen.file.getvalue().splitlines()[0]
 
+    def test_drawing_sees_no_look_half_taken(self, stats, view):
+        """
+        A drawing at any time of an answer's arrival shows the view before it or the one after it.
+        """
+        view._looks._kept.clear()  # as in the middle of a restart of the server
+        screen = Console(file=io.StringIO(), width=80)
+        screen.print(view)
+        assert f"{stats.running_requests} running" in screen.file.getvalue()
+
     def test_what_no_look_mends_is_raised(self, view):
         """
         An error that another look would only repeat ends the command.

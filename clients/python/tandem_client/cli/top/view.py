@@ -35,6 +35,8 @@ class View:
     ) -> None:
         self._address = address
         self._looks = looks
+        self._shown = view_of(looks)
+        """View that is drawn; a whole new one takes its place, so that no half of one is drawn."""
         self._clock = clock
         self._asked_s: float | None = None
         """Start of the oldest look without an answer, on the clock; None while there is none."""
@@ -48,6 +50,7 @@ class View:
     def answered(self, look: Look) -> None:
         """Record the answer."""
         self._looks.add(look)
+        self._shown = view_of(self._looks)
         self._asked_s = self._error = None
 
     def failed(self, error: TandemError) -> None:
@@ -91,7 +94,7 @@ class View:
         if trouble is not None:
             yield Text(trouble, style="bold red")
         yield table(
-            view_of(self._looks),
+            self._shown,
             options.max_width,
             height=console.height,
             ascii_only=options.ascii_only,
