@@ -9,7 +9,10 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tandem.error_codes import DeadlineExceeded, TandemError
+import structlog
+
+from tandem.error_codes import DeadlineExceeded, TandemError, Unauthenticated
+from tandem.errors import InternalError
 from tandem.status import CallCancelled
 from tandem_client.admin.aio import AsyncAdminClient
 from tandem_client.streams.retry import is_transient
@@ -21,6 +24,10 @@ LOOK_S = 5.0
 """Longest wait in seconds for each answer of one look; then the next look begins."""
 LINGER_S = 30.0
 """Seconds for which looking goes on after the last browser has left, so that plots go on too."""
+ENDED = "this session has ended: log in again"
+BROKEN = "the console could not make a view of the scheduler's answer, and looks again: see its log"
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +75,7 @@ class Watch:
         """Number of the last look of an earlier time in which looks were taken."""
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
         self.used_s = clock()
         """Last time at which a browser asked."""
         self.num_streams = 0
@@ -80,7 +88,10 @@ class Watch:
         return self._sight if is_new else await self._after(self._old)
 
     async def stream(self) -> AsyncGenerator[Sight, None]:
-        """Yield the newest sight now and after each look; ends after a look that was refused."""
+        """
+        Yield the newest sight now and after each look; ends after a look that was refused, and
+        after `close`.
+        """
         self.num_streams += 1
         try:
             sight = await self.first()
@@ -94,11 +105,15 @@ class Watch:
             self.used_s = self._clock()
 
     async def close(self) -> None:
-        """Stop looking, and close the connection."""
+        """Stop looking, tell that to all that still wait for a look, and close the connection."""
+        self._is_closed = True
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        await self._show(
+            Sight(number=self._sight.number + 1, error=Unauthenticated(ENDED), is_refused=True)
+        )
         await self._admin.close()
 
     @property
@@ -107,7 +122,7 @@ class Watch:
 
     def _keep_looking(self) -> None:
         self.used_s = self._clock()
-        if not self._is_looking:
+        if not self._is_looking and not self._is_closed:
             self._old = self._sight.number
             self._task = asyncio.create_task(self._look_on())
 
@@ -116,15 +131,18 @@ class Watch:
             await self._changed.wait_for(lambda: self._sight.number > number)
             return self._sight
 
+    async def _show(self, sight: Sight) -> None:
+        async with self._changed:
+            self._sight = sight
+            self._changed.notify_all()
+
     async def _look_on(self) -> None:
         """Look until no browser has asked for a while, and at least once: a browser waits."""
         while True:
             sight = await self._look()
-            async with self._changed:
-                self._sight = sight
-                self._changed.notify_all()
+            await self._show(sight)
             is_wanted = self.num_streams or self._clock() - self.used_s < LINGER_S
-            if sight.is_refused or not is_wanted:
+            if sight.is_refused or not is_wanted or self._is_closed:
                 return
             await asyncio.sleep(self._interval_s)
 
@@ -132,14 +150,21 @@ class Watch:
         number = self._sight.number + 1
         try:
             look = await take_look_async(self._admin, LOOK_S)
+            view = as_plain(view_of(self._seen(look)))
         except TandemError as error:
             may_pass = is_transient(error) or isinstance(error, (CallCancelled, DeadlineExceeded))
             return replace(self._sight, number=number, error=error, is_refused=not may_pass)
-        return Sight(number=number, view=as_plain(view_of(self._seen(look))), at_s=time.time())
+        except Exception:  # noqa: BLE001  # a bug: browsers would else wait for ever
+            before = self._sight.error
+            if before is None or before.message != BROKEN:
+                _log.exception("look_broken")
+            self._looks = None  # the looks before may be what it stumbles over
+            return replace(self._sight, number=number, error=InternalError(BROKEN))
+        return Sight(number=number, view=view, at_s=time.time())
 
     def _seen(self, look: Look) -> Looks:
         if self._looks is None:
-            self._looks = Looks(look)
+            self._looks = Looks(look, self._interval_s)
         else:
             self._looks.add(look)
         return self._looks
