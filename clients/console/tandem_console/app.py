@@ -16,16 +16,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tandem.error_codes import PermissionDenied, TandemError, Unauthenticated
-from tandem.errors import InvalidConfig
 from tandem.network.listen_address import reaches_beyond_this_machine
+from tandem.process.telemetry import warn_where_unprotected
 from tandem_console.encryption import newest_options
 from tandem_console.headers import Guard
-from tandem_console.sessions import IDLE_S, Sessions, TooManySessions
+from tandem_console.logins import LoginRefused, check_site, token_of
+from tandem_console.sessions import Sessions
 from tandem_console.settings import Settings
 from tandem_console.watch import Sight
 
 COOKIE = "tandem_console"
-MAX_LOGIN_BYTES = 8192
 MAX_STREAMS = 128
 HEARTBEAT_S = 15.0
 """Longest silence of a stream in seconds; then a comment tells whether the browser is there."""
@@ -40,47 +40,56 @@ class Console:
         self._options = newest_options(settings)
         self._sessions: Sessions | None = None
         self._num_streams = 0
+        self._has_warned = False
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         """Hold the sessions while the server runs."""
         settings = self._settings
-        self._sessions = Sessions(settings.admin_address, self._options, settings.interval_s)
+        self._sessions = Sessions(
+            settings.admin_address,
+            self._options,
+            settings.interval_s,
+            asks_login=settings.scheduler_cert is not None,
+        )
+        sweeping = asyncio.create_task(self._sessions.sweep_on())
         try:
             yield
         finally:
+            sweeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await sweeping
             await self._sessions.close()
 
     async def look(self, request: Request) -> Response:
         """Return the newest look, or why there is none."""
         cookie = request.cookies.get(COOKIE)
-        sight = await self._in_use.watch_of(cookie).first()
-        told = self._told(sight) | {"logged_in": self._in_use.has(cookie)}
+        try:
+            sight = await self._in_use.watch_of(cookie).first()
+        except Unauthenticated as error:
+            return _failure(401, error.reason, error.message)
+        has_session = self._in_use.has(cookie)
+        if not has_session and sight.error is None:
+            self._warn_of_open()
+        told = self._told(sight) | {"logged_in": has_session}
         return JSONResponse(told, 200 if sight.error is None else _status(sight.error))
 
     async def events(self, request: Request) -> Response:
         """Stream every look as an event, until the browser leaves or the scheduler refuses."""
         if self._num_streams >= MAX_STREAMS:
             return _failure(503, "TOO_MANY_STREAMS", "too many pages are open: close one")
-        looks = self._in_use.watch_of(request.cookies.get(COOKIE)).stream()
+        try:
+            looks = self._in_use.watch_of(request.cookies.get(COOKIE)).stream()
+        except Unauthenticated as error:
+            return _failure(401, error.reason, error.message)
         return StreamingResponse(self._streamed(looks), media_type="text/event-stream")
 
     async def log_in(self, request: Request) -> Response:
         """Open a session for a token; the cookie holds no part of it."""
-        body = b""
-        async for piece in request.stream():
-            body += piece
-            if len(body) > MAX_LOGIN_BYTES:
-                return _failure(413, "TOO_LARGE", f"a login has at most {MAX_LOGIN_BYTES} bytes")
-        token = _token(body)
-        if token is None:
-            return _failure(400, "INVALID_LOGIN", 'a login is JSON: {"token": "..."}')
         try:
-            cookie = await self._in_use.log_in(token)
-        except TooManySessions:
-            return _failure(503, "TOO_MANY_SESSIONS", "too many sessions are open: log out of one")
-        except InvalidConfig:
-            return _failure(400, "INVALID_LOGIN", "a token is printable ASCII without spaces")
+            cookie = await self._in_use.log_in(await token_of(request))
+        except LoginRefused as error:
+            return _failure(error.status, error.reason, error.message)
         except TandemError as error:
             return _failure(_status(error), error.reason, error.message)
         await self._in_use.log_out(request.cookies.get(COOKIE))
@@ -88,7 +97,6 @@ class Console:
         answer.set_cookie(
             COOKIE,
             cookie,
-            max_age=round(IDLE_S),
             httponly=True,
             samesite="strict",
             secure=self._settings.tls_cert is not None,
@@ -97,6 +105,10 @@ class Console:
 
     async def log_out(self, request: Request) -> Response:
         """End the session."""
+        try:
+            check_site(request)
+        except LoginRefused as error:
+            return _failure(error.status, error.reason, error.message)
         await self._in_use.log_out(request.cookies.get(COOKIE))
         answer = Response(status_code=204)
         answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
@@ -106,6 +118,15 @@ class Console:
     def _in_use(self) -> Sessions:
         assert self._sessions is not None
         return self._sessions
+
+    def _warn_of_open(self) -> None:
+        """Warn once where other machines see what the scheduler shows without a token."""
+        if not self._has_warned:
+            settings = self._settings
+            warn_where_unprotected(
+                {"listen": settings.listen}, is_encrypted=settings.tls_cert is not None
+            )
+        self._has_warned = True
 
     def _told(self, sight: Sight) -> dict[str, Any]:
         """Return what a page gets of a sight."""
@@ -183,16 +204,6 @@ def _serving(content: bytes, media_type: str) -> Any:
 
 async def _health(_request: Request) -> Response:
     return JSONResponse({"status": "ok"})
-
-
-def _token(body: bytes) -> str | None:
-    """Return the token of a login; None where it has none."""
-    try:
-        content = json.loads(body)
-    except ValueError:
-        return None
-    token = content.get("token") if isinstance(content, dict) else None
-    return token if isinstance(token, str) and token else None
 
 
 def _status(error: TandemError) -> int:

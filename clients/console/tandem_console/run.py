@@ -45,7 +45,7 @@ class Server(uvicorn.Server):
             ready = {"address": self._address, "pid": os.getpid()}
             _write_whole(settings.ready_file, json.dumps(ready))
         _log.info("listening", at=self._address, scheduler=settings.admin_address)
-        # The scheduler decides who is served; where it serves everyone, it has warned itself.
+        # The scheduler decides who is served; where it serves everyone, the first look warns.
         warn_where_unprotected(
             {"listen": self._address},
             is_encrypted=settings.tls_cert is not None,

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
 
-from tandem.error_codes import TandemError
+from tandem.error_codes import TandemError, Unauthenticated
+from tandem.errors import InvalidConfig
 from tandem_client.admin.aio import AsyncAdminClient
 from tandem_client.channel import ChannelOptions
 from tandem_client.streams.retry import NO_RETRY
 from tandem_console.encryption import with_token
+from tandem_console.logins import (
+    LoginRefused,
+    NoTokensAsked,
+    TooManyLogins,
+    TooManySessions,
+    UnusableToken,
+)
 from tandem_console.watch import Watch
 
 IDLE_S = 8 * 3600.0
@@ -21,22 +29,18 @@ IDLE_S = 8 * 3600.0
 MAX_SESSIONS = 64
 MAX_LOGINS = 4
 """Logins that are tried at once; the others wait."""
-
-
-class TooManySessions(Exception):
-    """Every session has an open page, so that none can give way to another."""
-
-
-@dataclass(slots=True, eq=False)
-class _Session:
-    watch: Watch
-    used_s: float
+MAX_WAITING_LOGINS = 16
+SWEEP_S = 60.0
+"""Seconds between two searches for sessions that are over."""
+NO_SESSION = "log in: the certificate of this console vouches for no browser"
 
 
 class Sessions:
     """
-    Sessions by the hashes of their cookies, and the watch without a token, for browsers without a
-    session: the scheduler serves them or refuses. Owned by the server's event loop.
+    Watches of sessions by the hashes of their cookies, and the watch without a token, for browsers
+    without a session: the scheduler serves them or refuses. Where this console shows the scheduler
+    a certificate there is no such watch, since the scheduler would serve the certificate. Owned by
+    the server's event loop.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class Sessions:
         options: Callable[[], ChannelOptions],
         interval_s: float,
         *,
+        asks_login: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
@@ -52,22 +57,34 @@ class Sessions:
             admin_address: The scheduler's address for operators.
             options: Returns the settings of a new connection, without a token.
             interval_s: Seconds between two looks.
+            asks_login: True if connections have a certificate, which must not vouch for a browser:
+                each needs a session, and the scheduler must refuse tokens that it does not know.
             clock: Returns seconds.
         """
         self._address = admin_address
         self._options = options
         self._interval_s = interval_s
+        self._asks_login = asks_login
         self._clock = clock
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, Watch] = {}
         self._logins = asyncio.Semaphore(MAX_LOGINS)
+        self._num_logins = 0
+        """Logins that are tried, or wait."""
         self._open: Watch | None = None
 
     def watch_of(self, cookie: str | None) -> Watch:
-        """Return the watch of a session; without a valid one, the watch that has no token."""
+        """
+        Return the watch of a session; without a valid one, the watch that has no token.
+
+        Raises:
+            Unauthenticated: There is no session, and this console asks for one.
+        """
         if cookie is not None and self.has(cookie):
-            session = self._sessions[_hash(cookie)]
-            session.used_s = self._clock()
-            return session.watch
+            watch = self._sessions[_hash(cookie)]
+            watch.used_s = self._clock()
+            return watch
+        if self._asks_login:
+            raise Unauthenticated(NO_SESSION)
         if self._open is None:
             # An empty token: the environment of this process must not vouch for a browser.
             self._open = self._watch("")
@@ -75,8 +92,8 @@ class Sessions:
 
     def has(self, cookie: str | None) -> bool:
         """Return True if a cookie is that of a session that has not ended."""
-        session = None if cookie is None else self._sessions.get(_hash(cookie))
-        return session is not None and self._clock() - session.used_s < IDLE_S
+        watch = None if cookie is None else self._sessions.get(_hash(cookie))
+        return watch is not None and not self._is_over(watch)
 
     async def log_in(self, token: str) -> str:
         """
@@ -84,31 +101,46 @@ class Sessions:
 
         Raises:
             TandemError: The scheduler refuses the token, or does not answer.
-            TooManySessions: There is no room for another session.
+            LoginRefused: The token cannot be sent or proves nothing; or there is no room for
+                another login or session.
         """
-        async with self._logins:
+        async with self._turn():
             watch = self._watch(token)
             try:
-                sight = await watch.first()
-                if sight.error is not None:
-                    raise sight.error
-                await self._make_room()
-            except (TandemError, TooManySessions, asyncio.CancelledError):
+                await self._check(watch)
+                gone = self._make_room()
+            except (LoginRefused, TandemError, asyncio.CancelledError) as error:
                 await watch.close()
+                if isinstance(error, InvalidConfig):
+                    raise UnusableToken from None
                 raise
             cookie = secrets.token_urlsafe(32)
-            self._sessions[_hash(cookie)] = _Session(watch, self._clock())
+            # Before the next wait: another login would else count on the same place.
+            self._sessions[_hash(cookie)] = watch
+            for one in gone:
+                await one.close()
             return cookie
 
     async def log_out(self, cookie: str | None) -> None:
         """End a session, if there is such a one."""
-        session = None if cookie is None else self._sessions.pop(_hash(cookie), None)
-        if session is not None:
-            await session.watch.close()
+        watch = None if cookie is None else self._sessions.pop(_hash(cookie), None)
+        if watch is not None:
+            await watch.close()
+
+    async def sweep_on(self) -> None:
+        """End sessions that are over, again and again: their tokens stay in memory no longer."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        """End sessions that are over."""
+        for one in self._take_ended():
+            await one.close()
 
     async def close(self) -> None:
         """End all sessions."""
-        watches = [one.watch for one in self._sessions.values()]
+        watches = list(self._sessions.values())
         self._sessions.clear()
         for watch in [*watches, *([] if self._open is None else [self._open])]:
             await watch.close()
@@ -116,22 +148,54 @@ class Sessions:
     def _watch(self, token: str) -> Watch:
         options = with_token(self._options(), token)
         admin = AsyncAdminClient(self._address, retry=NO_RETRY, options=options)
-        return Watch(admin, self._interval_s)
+        return Watch(admin, self._interval_s, clock=self._clock)
 
-    async def _make_room(self) -> None:
-        """End sessions that are over; if none is, the one that has been idle longest."""
-        now = self._clock()
-        for key, one in list(self._sessions.items()):
-            if now - one.used_s >= IDLE_S and not one.watch.num_streams:
-                del self._sessions[key]
-                await one.watch.close()
-        if len(self._sessions) < MAX_SESSIONS:
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait until a login may be tried."""
+        if self._num_logins >= MAX_LOGINS + MAX_WAITING_LOGINS:
+            raise TooManyLogins
+        self._num_logins += 1
+        try:
+            async with self._logins:
+                yield
+        finally:
+            self._num_logins -= 1
+
+    async def _check(self, watch: Watch) -> None:
+        """Raise an error unless the scheduler answers a token, and would refuse others."""
+        sight = await watch.first()
+        if sight.error is not None:
+            raise sight.error
+        if not self._asks_login:
             return
-        idle = [key for key, one in self._sessions.items() if not one.watch.num_streams]
-        if not idle:
-            raise TooManySessions
-        oldest = self._sessions.pop(min(idle, key=lambda key: self._sessions[key].used_s))
-        await oldest.watch.close()
+        guess = self._watch(secrets.token_urlsafe(32))
+        try:
+            guessed = await guess.first()
+        finally:
+            await guess.close()
+        if guessed.error is None:
+            raise NoTokensAsked
+        if not isinstance(guessed.error, Unauthenticated):
+            raise guessed.error
+
+    def _is_over(self, watch: Watch) -> bool:
+        return not watch.num_streams and self._clock() - watch.used_s >= IDLE_S
+
+    def _take_ended(self) -> list[Watch]:
+        """Take out the sessions that are over; return their watches, to be closed."""
+        over = [key for key, watch in self._sessions.items() if self._is_over(watch)]
+        return [self._sessions.pop(key) for key in over]
+
+    def _make_room(self) -> list[Watch]:
+        """Take out sessions that are over; if no place is free, the one that is idle longest."""
+        gone = self._take_ended()
+        if len(self._sessions) >= MAX_SESSIONS:
+            idle = [key for key, watch in self._sessions.items() if not watch.num_streams]
+            if not idle:
+                raise TooManySessions
+            gone.append(self._sessions.pop(min(idle, key=lambda key: self._sessions[key].used_s)))
+        return gone
 
 
 def _hash(cookie: str) -> str:

@@ -13,8 +13,9 @@ from starlette.testclient import TestClient
 
 from tandem.error_codes import PermissionDenied
 from tandem_client import Stats
-from tandem_console.app import COOKIE, MAX_LOGIN_BYTES, make_app
+from tandem_console.app import COOKIE, make_app
 from tandem_console.headers import HEADERS
+from tandem_console.logins import MAX_LOGIN_BYTES, TooManyLogins
 from tandem_console.settings import Settings
 from tests.clients.console.serving import console
 from tests.clients.python.fake_server import fake_server
@@ -233,9 +234,63 @@ class TestLogin:
         """
         A login that is none says what one is, and a large one is not read to its end.
         """
-        answer = http.post("/login", content=body)
+        kind = {"content-type": "application/json"}
+        answer = http.post("/login", content=body, headers=kind)
         assert status == answer.status_code
         assert answer.json()["error"]["message"]
+
+    @pytest.mark.parametrize(
+        ("headers", "reason"),
+        [
+            ({"sec-fetch-site": "cross-site"}, "OTHER_SITE"),
+            ({"sec-fetch-site": "same-site"}, "OTHER_SITE"),
+            ({"content-type": "text/plain"}, "INVALID_LOGIN"),
+        ],
+        ids=["other-site", "other-host-of-the-site", "form"],
+    )
+    def test_page_of_another_site_cannot_log_in(self, secured, http, headers, reason):
+        """
+        A login that another site's page or form can send is refused, although its token is valid.
+        """
+        kind = {"content-type": "application/json; charset=utf-8"}
+        body = json.dumps({"token": TOKEN})
+        answer = http.post("/login", content=body, headers=kind | headers)
+        assert (True, reason) == (answer.is_client_error, answer.json()["error"]["reason"])
+        assert COOKIE not in answer.cookies
+        same = {"sec-fetch-site": "same-origin"}
+        assert 204 == http.post("/login", content=body, headers=kind | same).status_code
+
+    def test_page_of_another_site_cannot_log_out(self, secured, http):
+        """
+        A logout that another site's page sends takes no cookie away.
+        """
+        http.post("/login", json={"token": TOKEN})
+        answer = http.post("/logout", headers={"sec-fetch-site": "cross-site"})
+        assert (403, 200) == (answer.status_code, http.get("/look").status_code)
+
+    def test_crowd_of_logins_is_told_to_come_again(self, http, monkeypatch):
+        """
+        A login that would wait behind too many others is 429.
+        """
+
+        async def refuse(*_):
+            raise TooManyLogins
+
+        monkeypatch.setattr("tandem_console.sessions.Sessions.log_in", refuse)
+        answer = http.post("/login", json={"token": TOKEN})
+        assert (429, "TOO_MANY_LOGINS") == (answer.status_code, answer.json()["error"]["reason"])
+
+    def test_logout_tells_other_pages_of_the_browser(self, secured, http):
+        """
+        A page that is open when another one logs out gets a last event that says so.
+        """
+        http.post("/login", json={"token": TOKEN})
+        with http.stream("GET", "/events", timeout=60) as answer:
+            told = looks(answer)
+            assert next(told)["error"] is None
+            http.post("/logout")
+            last = list(told)[-1]
+        assert ("UNAUTHENTICATED", True) == (last["error"]["reason"], last["error"]["final"])
 
     def test_logout_ends_the_session(self, secured, http):
         """

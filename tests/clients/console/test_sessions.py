@@ -6,9 +6,11 @@ import asyncio
 
 import pytest
 
+from tandem.error_codes import Unauthenticated
 from tandem_client.channel import ChannelOptions
 from tandem_console import sessions as module
-from tandem_console.sessions import IDLE_S, Sessions, TooManySessions
+from tandem_console.logins import TooManyLogins, TooManySessions
+from tandem_console.sessions import IDLE_S, MAX_LOGINS, Sessions
 
 
 class Clock:
@@ -22,6 +24,14 @@ class Clock:
 @pytest.fixture
 def clock():
     return Clock()
+
+
+@pytest.fixture
+async def quick(server, clock):
+    """Sessions whose looks follow each other at once."""
+    made = Sessions(server.address, ChannelOptions, 0.01, clock=clock)
+    yield made
+    await made.close()
 
 
 @pytest.fixture
@@ -79,3 +89,55 @@ class TestSessions:
         num_looks = server.seen.num_looks
         after = await watch.first()
         assert (before.number + 1, num_looks + 1) == (after.number, server.seen.num_looks)
+
+    async def test_open_page_keeps_its_session(self, quick, clock):
+        """
+        A page that is open uses its session with each look.
+        """
+        cookie = await quick.log_in("token")
+        page = quick.watch_of(cookie).stream()
+        await anext(page)
+        clock.now_s += IDLE_S - 1
+        await anext(page)
+        await page.aclose()
+        clock.now_s += IDLE_S - 1
+        assert quick.has(cookie)
+
+    async def test_session_that_is_over_gives_up_its_token(self, sessions, clock, monkeypatch):
+        """
+        The connection of a session that is over is closed, also while no browser logs in.
+        """
+        monkeypatch.setattr(module, "SWEEP_S", 0.0)
+        over = sessions.watch_of(await sessions.log_in("over"))
+        clock.now_s += IDLE_S
+        used = sessions.watch_of(await sessions.log_in("used"))
+        sweeping = asyncio.create_task(sessions.sweep_on())
+        sight = await over._after(1)  # the next look is a minute away
+        sweeping.cancel()
+        assert isinstance(sight.error, Unauthenticated)
+        assert (await used.first()).error is None
+
+    async def test_logins_at_once_take_no_place_twice(self, sessions, monkeypatch):
+        """
+        However many log in at the same time, there are never more sessions than places.
+        """
+        monkeypatch.setattr(module, "MAX_SESSIONS", 1)
+        cookies = [await sessions.log_in("first")]
+        cookies += await asyncio.gather(*(sessions.log_in(f"{at}") for at in range(MAX_LOGINS)))
+        assert 1 == sum(sessions.has(one) for one in cookies)
+
+    async def test_login_behind_many_is_refused(self, server, sessions, monkeypatch):
+        """
+        Once as many logins wait as may, the next is refused at once, and those that wait succeed.
+        """
+        monkeypatch.setattr(module, "MAX_WAITING_LOGINS", 1)
+        server.seen.answers_looks.clear()
+        waiting = [asyncio.create_task(sessions.log_in(f"{at}")) for at in range(MAX_LOGINS + 1)]
+        await asyncio.sleep(0)
+        try:
+            with pytest.raises(TooManyLogins):
+                await sessions.log_in("last")
+        finally:
+            server.seen.answers_looks.set()
+            cookies = await asyncio.gather(*waiting)
+        assert all(map(sessions.has, cookies))
