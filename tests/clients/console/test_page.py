@@ -9,6 +9,8 @@ from importlib.resources import files
 
 import pytest
 
+from tests.programs import is_missing
+
 LOOK = {"status": 200, "body": {"error": None, "view": None, "logged_in": True, "at_s": 0}}
 ENDED = {"error": {"reason": "UNAUTHENTICATED", "message": "this session has ended", "final": True}}
 REFUSED = {"status": 401, "body": {"error": {"reason": "UNAUTHENTICATED", "message": "no token"}}}
@@ -69,7 +71,8 @@ console.log(JSON.stringify(told));
 def play(tmp_path):
     """Run the script with these answers to /look and these events; return what is seen after each."""
     node = shutil.which("node")
-    assert node is not None, "node is missing: apt-get install nodejs"
+    if node is None:
+        is_missing("node is not here; Debian's package `nodejs` has it")
     script = (files("tandem_console") / "pages" / "main.js").read_text(encoding="utf-8")
     (tmp_path / "main.js").write_text(script, encoding="utf-8")
     (tmp_path / "draw.js").write_text("export function draw() {}", encoding="utf-8")

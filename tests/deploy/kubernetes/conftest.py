@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.deploy.kubernetes.manifests import Document, KubectlMissing, Pod, pods, render_all
+from tests.programs import is_missing
 
 
 @pytest.fixture(scope="session")
@@ -12,7 +13,7 @@ def renderings() -> dict[str, list[Document]]:
     try:
         return render_all()
     except KubectlMissing as error:
-        pytest.fail(str(error))
+        is_missing(str(error))
 
 
 @pytest.fixture(scope="session")

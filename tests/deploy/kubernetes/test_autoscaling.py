@@ -76,7 +76,7 @@ class TestPorts:
         ],
         ids=["neither", "both"],
     )
-    def test_combination_that_would_break_fails_to_render(self, chosen, message):
+    def test_combination_that_would_break_fails_to_render(self, renderings, chosen, message):
         """
         autoscaling-keda needs one of network-policies and open-ports, which exclude each other.
         """

@@ -8,6 +8,7 @@ import pytest
 
 from tests.deploy.kubernetes.manifests import KUBERNETES, KubectlMissing, render, render_combination
 from tests.deploy.pods.translate import TranslationError, translate
+from tests.programs import is_missing
 
 SECRETS = {
     "tandem-link": {"token": b"a token of the link"},
@@ -27,7 +28,7 @@ def documents():
     try:
         return render(KUBERNETES / "overlays/local-podman")
     except KubectlMissing as error:
-        pytest.fail(str(error))
+        is_missing(str(error))
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +122,7 @@ class TestVolumes:
             names += volumes
         assert len(set(names)) == len(names)
 
-    def test_chosen_keys_of_a_secret_leave_the_others_out(self):
+    def test_chosen_keys_of_a_secret_leave_the_others_out(self, documents):
         """
         A pod that mounts one key of a Secret does not get the others.
         """
@@ -154,7 +155,7 @@ class TestRefusals:
         with pytest.raises(TranslationError, match=r"ConfigMap tandem-.* is named"):
             translated(without)
 
-    def test_group_of_ranks_is_refused(self):
+    def test_group_of_ranks_is_refused(self, documents):
         """
         A LeaderWorkerSet is refused, since no controller sets its pods' variables.
         """
