@@ -4,7 +4,7 @@ Spans of one request: itself, its time in the queue, its prefill and its decode.
 They are made once, when the request ends, of times that the core tells of every request: a traced
 request costs the core nothing. Names of attributes are those of OpenTelemetry's semantic
 conventions for RPC and for generative AI where these have one; all others begin with `tandem.`. No
-attribute has text or token ids of a prompt or an output.
+attribute and no status has text or token ids of a prompt or an output, as messages of errors may.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ MAX_CHOICES = 8
 """Choices of a request, from the first on, that have spans of their own."""
 MAX_EVENTS = 64
 """Events of a request, as its losses and returns of executors, that its span keeps."""
+MAX_FIELD_CHARS = 100
+"""Characters of the path of a wrong field that a status repeats."""
 _SAMPLING = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
 """Sampling parameters that the conventions know."""
 _MAX_INT = 2**63 - 1
@@ -319,7 +321,8 @@ def _note_failure(span: Span, error: BaseException) -> None:
     """Note why a request did not end well; a client that left is no error of this service."""
     if isinstance(error, TandemError):
         span.set_attributes({"error.type": error.reason, "rpc.response.status_code": error.code})
-        span.set_status(StatusCode.ERROR, error.message)
+        where = f": {error.field[:MAX_FIELD_CHARS]}" if error.field else ""
+        span.set_status(StatusCode.ERROR, f"{error.reason}{where}")
     elif isinstance(error, asyncio.CancelledError | GeneratorExit):
         span.set_attribute("rpc.response.status_code", "CANCELLED")
     else:

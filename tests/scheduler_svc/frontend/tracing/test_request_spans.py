@@ -219,8 +219,20 @@ class TestNotFinished:
             values["rpc.response.status_code"],
         )
         assert Status.STATUS_CODE_ERROR == span.status.code
-        assert "temperature" in span.status.message
+        assert "INVALID_PARAMETER: sampling.temperature" == span.status.message
         assert [] == collector.children(span)
+
+    async def test_status_quotes_no_prompt(self, tmp_path, model_dir, collector):
+        """
+        A refusal whose message quotes the prompt tells the span its reason and field alone.
+        """
+        async with traced(tmp_path, model_dir, collector) as frontend:
+            request = pb.GenerateRequest(token_ids={"ids": [5, 123_456_789]})
+            error = await error_of(stub_of(frontend).Generate(request, metadata=METADATA))
+        (span,) = collector.requests()
+        assert "123456789" in error.message.replace(",", "")
+        assert f"{error.reason}: {error.field}" == span.status.message
+        assert "123456789" not in str(span)
 
     @pytest.mark.parametrize("rpc", ["Generate", "GenerateBatch"])
     async def test_failure_keeps_the_phases_that_were_seen(
@@ -249,7 +261,8 @@ class TestNotFinished:
                 await rest_of(call)
         (span,) = collector.requests()
         assert "EXECUTOR_LOST" == values_of(span.attributes)["error.type"]
-        assert (Status.STATUS_CODE_ERROR, "it is gone") == (span.status.code, span.status.message)
+        status = (Status.STATUS_CODE_ERROR, "EXECUTOR_LOST")
+        assert status == (span.status.code, span.status.message)
         phases = collector.children(span)
         assert {"queue", "prefill", "decode"} == set(names(phases))
         assert 3 == len(phases)
