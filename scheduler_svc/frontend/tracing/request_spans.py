@@ -5,6 +5,8 @@ They are made once, when the request ends, of times that the core tells of every
 request costs the core nothing. Names of attributes are those of OpenTelemetry's semantic
 conventions for RPC and for generative AI where these have one; all others begin with `tandem.`. No
 attribute and no status has text or token ids of a prompt or an output, as messages of errors may.
+
+A fault in here ends no request: all that others call runs guarded (see `SpanFaults`).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from opentelemetry.util.types import AttributeValue
 from scheduler_svc.core.request.events import ProgressKind
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.frontend.tracing.exporting import OpenExporter, SpanCounts
+from scheduler_svc.frontend.tracing.faults import SpanFaults
 from scheduler_svc.ipc.messages import Availability, StreamEnd, StreamProgress
 from tandem.errors import TandemError
 from tandem.inference.v1 import stream_pb2
@@ -59,6 +62,7 @@ class RequestTrace:
 
     Attributes:
         operation: What the conventions call it.
+        faults: Guards what the request's way has to do with its trace.
         ends: Returns the core's account of each choice that ended, by its number.
         failure: Returns the error that ended the request, for one whose call goes on.
         is_submitted: True once the core was asked to serve it.
@@ -69,6 +73,7 @@ class RequestTrace:
     offset_ns: int
     """Unix time minus the time of the service's clock, in nanoseconds."""
     operation: str
+    faults: SpanFaults
     ends: Callable[[], dict[int, StreamEnd]] = dict
     failure: Callable[[], TandemError | None] = lambda: None
     is_submitted: bool = False
@@ -82,6 +87,22 @@ class RequestTrace:
 
     def note_started(self, started: stream_pb2.Started, tenant: str) -> None:
         """Note what a request is, once it was checked."""
+        with self.faults:
+            self._note_started(started, tenant)
+
+    def note_progress(self, choice: int, progress: StreamProgress, now_s: float) -> None:
+        """Note progress of a choice; one that is scheduled again has an event for it."""
+        with self.faults:
+            self._note_progress(choice, progress, now_s)
+
+    def add_event(self, name: str, values: dict[str, AttributeValue], now_s: float) -> None:
+        """Add an event to the request's span, unless it has many already."""
+        with self.faults:
+            self.num_events += 1
+            if self.num_events <= MAX_EVENTS:
+                self.span.add_event(name, values, timestamp=self.ns(now_s))
+
+    def _note_started(self, started: stream_pb2.Started, tenant: str) -> None:
         self.is_submitted, self.num_prompt_tokens = True, started.prompt_tokens
         self.span.update_name(f"{self.operation} {started.model}")
         attributes: dict[str, AttributeValue] = {
@@ -105,8 +126,7 @@ class RequestTrace:
             attributes[f"gen_ai.request.{name}"] = value if value <= _MAX_INT else str(value)
         self.span.set_attributes(attributes)
 
-    def note_progress(self, choice: int, progress: StreamProgress, now_s: float) -> None:
-        """Note progress of a choice; one that is scheduled again has an event for it."""
+    def _note_progress(self, choice: int, progress: StreamProgress, now_s: float) -> None:
         if choice >= MAX_CHOICES:
             return
         seen = self.seen.setdefault(choice, _Seen())
@@ -127,12 +147,6 @@ class RequestTrace:
         ):
             seen.prefilled_s = now_s
 
-    def add_event(self, name: str, values: dict[str, AttributeValue], now_s: float) -> None:
-        """Add an event to the request's span, unless it has many already."""
-        self.num_events += 1
-        if self.num_events <= MAX_EVENTS:
-            self.span.add_event(name, values, timestamp=self.ns(now_s))
-
 
 class RequestTracer:
     """
@@ -147,6 +161,7 @@ class RequestTracer:
         self._tracer = exporter.tracer
         self._clock = clock
         self._propagator = TraceContextTextMapPropagator()
+        self._faults = SpanFaults()
         self._live: set[RequestTrace] = set()
         self._attached: bool | None = None
         self.counts: SpanCounts = exporter.counts
@@ -164,39 +179,20 @@ class RequestTracer:
             headers: `traceparent` and `tracestate` of its call, those that it has.
             arrival_s: Time at which it came.
         """
-        operation = "chat" if request.HasField("chat") else "text_completion"
-        offset_ns = time.time_ns() - round(self._clock() * 1e9)
-        span = self._tracer.start_span(
-            operation,
-            self._propagator.extract(headers, _NO_CONTEXT),
-            SpanKind.SERVER,
-            {
-                "gen_ai.operation.name": operation,
-                "gen_ai.provider.name": "tandem",
-                "rpc.system.name": "grpc",
-                "rpc.method": rpc,
-            },
-            start_time=round(arrival_s * 1e9) + offset_ns,
-        )
-        if not span.is_recording():
+        traced: RequestTrace | None = None
+        with self._faults:
+            traced = self._begin(request, rpc, headers, arrival_s)
+        if traced is None:
             yield None
             return
-        structlog.contextvars.bind_contextvars(
-            trace_id=trace.format_trace_id(span.get_span_context().trace_id)
-        )
-        traced = RequestTrace(span, arrival_s, offset_ns, operation)
         self._live.add(traced)
         try:
             yield traced
         except BaseException as error:
-            _note_failure(span, error)
+            self._end(traced, error)
             raise
         else:
-            if (failure := traced.failure()) is not None:
-                _note_failure(span, failure)
-        finally:
-            self._live.discard(traced)
-            self._end(traced)
+            self._end(traced, None)
 
     def look(self, availability: Availability) -> None:
         """Add an event to each live request where executors went or came back."""
@@ -229,8 +225,46 @@ class RequestTracer:
             async with asyncio.timeout(within_s):
                 await closed.wait()
 
-    def _end(self, traced: RequestTrace) -> None:
-        span, now_s, ends = traced.span, self._clock(), traced.ends()
+    def _begin(
+        self, request: GenerateRequest, rpc: str, headers: dict[str, str], arrival_s: float
+    ) -> RequestTrace | None:
+        """Start the span of a request; None if it is not sampled."""
+        operation = "chat" if request.HasField("chat") else "text_completion"
+        offset_ns = time.time_ns() - round(self._clock() * 1e9)
+        span = self._tracer.start_span(
+            operation,
+            self._propagator.extract(headers, _NO_CONTEXT),
+            SpanKind.SERVER,
+            {
+                "gen_ai.operation.name": operation,
+                "gen_ai.provider.name": "tandem",
+                "rpc.system.name": "grpc",
+                "rpc.method": rpc,
+            },
+            start_time=round(arrival_s * 1e9) + offset_ns,
+        )
+        if not span.is_recording():
+            return None
+        structlog.contextvars.bind_contextvars(
+            trace_id=trace.format_trace_id(span.get_span_context().trace_id)
+        )
+        return RequestTrace(span, arrival_s, offset_ns, operation, self._faults)
+
+    def _end(self, traced: RequestTrace, error: BaseException | None) -> None:
+        """End the span, whatever fails before that; `error` is what left the request's block."""
+        self._live.discard(traced)
+        now_s = self._clock()
+        with self._faults:
+            if (failure := error or traced.failure()) is not None:
+                _note_failure(traced.span, failure)
+        with self._faults:
+            self._note_ends(traced, now_s)
+        with self._faults:
+            traced.span.end(traced.ns(now_s))
+
+    def _note_ends(self, traced: RequestTrace, now_s: float) -> None:
+        """Make the spans of the phases, and note on the request's what its choices came to."""
+        span, ends = traced.span, traced.ends()
         context = trace.set_span_in_context(span, _NO_CONTEXT)
         if not (traced.seen or ends) and traced.is_submitted:
             traced.seen[0] = _Seen()
@@ -246,7 +280,6 @@ class RequestTracer:
         span.set_attributes(_usage(list(ends.values())))
         if traced.num_events > MAX_EVENTS:
             span.set_attribute("tandem.dropped_events", traced.num_events - MAX_EVENTS)
-        span.end(traced.ns(now_s))
 
     def _add_phases(
         self,
