@@ -130,7 +130,12 @@ class RequestServing:
                 )
                 if traced is not None:
                     self._follow(traced, output, request.tenant)
-                yield output
+                try:
+                    yield output
+                finally:
+                    # It refers to the trace, which refers to the output and by it to the inbox: the
+                    # span would stay until the collector of cycles comes by.
+                    inbox.on_progress = None
 
     async def _prepare(
         self, request: pb.GenerateRequest, arrival_s: float, left_s: float | None

@@ -1,5 +1,6 @@
 """Spans of requests, the core played by the test and the collector a real one of OTLP."""
 
+import gc
 import time
 from contextlib import asynccontextmanager
 
@@ -23,6 +24,7 @@ from tests.scheduler_svc.frontend.fake_core import (
     model,
     running_frontend,
     serve,
+    until,
     update,
     within,
 )
@@ -369,3 +371,28 @@ class TestFaults:
             error = await error_of(stub_of(frontend).Generate(request, metadata=METADATA))
         assert "INVALID_PARAMETER" == error.reason
         assert 1 == len(collector.requests())
+
+
+class TestMemory:
+    async def test_request_that_is_over_leaves_no_trace_behind(
+        self, tmp_path, model_dir, collector
+    ):
+        """
+        The trace of a request goes with it, without the collector of cycles.
+        """
+
+        def traces() -> int:
+            return sum(isinstance(one, RequestTrace) for one in gc.get_objects())
+
+        async with traced(tmp_path, model_dir, collector) as frontend:
+            gc.collect()
+            gc.disable()
+            try:
+                call = stub_of(frontend).Generate(pb.GenerateRequest(**REQUEST), metadata=METADATA)
+                await finish(frontend.core)
+                await rest_of(call)
+                del call
+                await until(lambda: frontend.client.num_streams == 0)
+                await until(lambda: not traces())
+            finally:
+                gc.enable()
