@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -14,7 +15,7 @@ import grpc
 from scheduler_svc.frontend.calls.rpc_handlers import write
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.ipc.snapshot import Demand, decode_demand
-from tandem.errors import InvalidParameter, QueueFull
+from tandem.errors import CoreTimeout, HandedOver, InvalidParameter, QueueFull
 from tandem.keda.v1 import external_scaler_service_pb2 as pb
 from tandem.keda.v1 import external_scaler_service_pb2_grpc
 
@@ -116,7 +117,13 @@ class ScalerServicer(external_scaler_service_pb2_grpc.ExternalScalerServicer):
         return pb.IsActiveResponse(result=is_active(await self._demand()))
 
     async def StreamIsActive(self, request: pb.ScaledObjectRef, context: Context) -> None:  # noqa: N802  # named by the proto
-        """Send the answer of IsActive now and at each change."""
+        """
+        Send the answer of IsActive now and at each change.
+
+        A late answer of the core is waited for: KEDA waits up to a minute before it comes again to
+        a stream that ended with an error, and 2 s after one that just ended, as this one does when
+        the scheduler stops.
+        """
         Trigger.read(request.scalerMetadata, "")
         if self._num_streams >= MAX_STREAMS:
             raise QueueFull(
@@ -128,11 +135,14 @@ class ScalerServicer(external_scaler_service_pb2_grpc.ExternalScalerServicer):
         last: bool | None = None
         try:
             while True:
-                active = is_active(await self._shared_demand())
-                if active is not last:
-                    last = active
-                    await write(context, pb.IsActiveResponse(result=active))
+                with suppress(CoreTimeout):
+                    active = is_active(await self._shared_demand())
+                    if active is not last:
+                        last = active
+                        await write(context, pb.IsActiveResponse(result=active))
                 await asyncio.sleep(POLL_INTERVAL_S)
+        except HandedOver:
+            return
         finally:
             self._num_streams -= 1
 

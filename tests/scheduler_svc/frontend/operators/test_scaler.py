@@ -5,6 +5,7 @@ import pytest
 
 from scheduler_svc.frontend.operators import scaler
 from scheduler_svc.ipc.snapshot import Demand, encode_json
+from tandem.errors import HandedOver
 from tandem.inference.v1 import inference_service_pb2
 from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tandem.keda.v1 import external_scaler_service_pb2 as pb
@@ -153,6 +154,41 @@ class TestActivity:
             await until(lambda num_looks=num_looks: len(looks) > num_looks + 3)
             active = not active
         call.cancel()
+
+    async def test_late_core_ends_no_stream(self, tmp_path, monkeypatch):
+        """
+        A stream goes on, and sends what has changed, once the core answers again.
+        """
+        monkeypatch.setattr(scaler, "POLL_INTERVAL_S", 0.005)
+        is_late = num_unanswered = 0
+
+        def answer(_):
+            nonlocal num_unanswered
+            num_unanswered += is_late
+            return None if is_late else encode_json(Demand(**IDLE))
+
+        async with running_frontend(tmp_path, query_timeout_s=0.05) as frontend:
+            frontend.core.answers["demand"] = answer
+            async with grpc.aio.insecure_channel(frontend.servers.admin_address) as channel:
+                call = ExternalScalerStub(channel).StreamIsActive(of())
+                assert not (await within(call.read())).result
+                is_late = 1
+                await until(lambda: num_unanswered >= 2)
+                tell(frontend, **BUSY)
+                assert (await within(call.read())).result
+                call.cancel()
+
+    async def test_stream_just_ends_with_the_scheduler(self, frontend, keda, monkeypatch):
+        """
+        A scheduler that stops ends a stream without an error, so that KEDA soon opens another one.
+        """
+        monkeypatch.setattr(scaler, "POLL_INTERVAL_S", 0.005)
+        tell(frontend, **BUSY)
+        call = keda.StreamIsActive(of())
+        assert (await within(call.read())).result
+        frontend.client.lose(HandedOver("the scheduler is stopping"))
+        assert (await within(call.read())) is grpc.aio.EOF
+        assert grpc.StatusCode.OK is await within(call.code())
 
     async def test_streams_share_looks_at_the_core(self, frontend, keda):
         """
