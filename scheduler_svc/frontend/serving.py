@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+UNSERVED_INTERVAL_S = 1.0
+"""Least seconds between two messages to the core that requests found no executor."""
 _SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 
 
@@ -67,6 +70,7 @@ class RequestServing:
         """
         self._threads = threads
         self._tracer = tracer
+        self._told_unserved_s = -math.inf
         self.clock = clock
         self.core = core
         if tracer is not None:
@@ -133,7 +137,7 @@ class RequestServing:
                 try:
                     yield output
                 finally:
-                    # It refers to the trace, which refers to the output and by it to the inbox: the
+                    # `on_progress` refers to the trace, that to the output and by it to the inbox: the
                     # span would stay until the collector of cycles comes by.
                     inbox.on_progress = None
 
@@ -147,7 +151,7 @@ class RequestServing:
         try:
             loaded = await self.loaded(request)
         except NoExecutor:
-            self.core.tell("unserved")
+            self._tell_unserved(arrival_s)
             raise
         request_id = request.request_id or call_id()
         prepared = await prepare_request(
@@ -160,6 +164,12 @@ class RequestServing:
         )
         name_call(request_id)
         return prepared, loaded
+
+    def _tell_unserved(self, now_s: float) -> None:
+        """Tell the core that a request found no executor; many at a time are one to it."""
+        if now_s - self._told_unserved_s >= UNSERVED_INTERVAL_S:
+            self._told_unserved_s = now_s
+            self.core.tell("unserved")
 
     def _traced(
         self, request: pb.GenerateRequest, rpc: str, arrival_s: float

@@ -30,7 +30,8 @@ Seconds for which a request counts that was refused since no executor was there:
 """
 MAX_STREAMS = 64
 """Most streams of a process at a time; KEDA opens one for each trigger."""
-MAX_TARGET = 1e9
+MIN_TARGET, MAX_TARGET = 0.001, 1e9
+"""Bounds of a target; a smaller one is 0 in Kubernetes, which counts thousandths."""
 MAX_SHOWN_CHARS = 100
 """Most characters of a wrong value that its error repeats."""
 
@@ -204,9 +205,9 @@ def _target(text: str, field: str) -> float:
         target = float(text)
     except ValueError:
         target = math.nan
-    if not 0 < target <= MAX_TARGET:
+    if not MIN_TARGET <= target <= MAX_TARGET:
         raise InvalidParameter(
-            f"target must be a number above 0 and at most {MAX_TARGET:.0f}, got "
+            f"target must be a number from {MIN_TARGET} to {MAX_TARGET:.0f}, got "
             f"{text[:MAX_SHOWN_CHARS]!r}.",
             field=field,
         )

@@ -4,6 +4,7 @@ import grpc
 import pytest
 
 from scheduler_svc.frontend.operators import scaler
+from scheduler_svc.frontend.serving import UNSERVED_INTERVAL_S
 from scheduler_svc.ipc.snapshot import Demand, encode_json
 from tandem.errors import HandedOver
 from tandem.inference.v1 import inference_service_pb2
@@ -40,6 +41,7 @@ class TestMetrics:
             ({"metric": "queued_requests", "target": "4"}, ("queued_requests", 4, 4), 7),
             ({"metric": "queued_tokens"}, ("queued_tokens", 32_768, 32_768), 900),
             ({"metric": "live_requests", "target": "2.5"}, ("live_requests", 2.5, 3), 37),
+            ({"target": "0.001"}, ("queued_requests", 0.001, 1), 7),
             ({"scalerAddress": "x:1", "enableTLS": "true"}, ("queued_requests", 16, 16), 7),
             ({"caCertFromEnv": "CA"}, ("queued_requests", 16, 16), 7),
         ],
@@ -74,6 +76,7 @@ class TestMetrics:
             ({"metric": "tokens"}, "metric"),
             ({"target": ""}, "target"),
             ({"target": "0"}, "target"),
+            ({"target": "0.0009"}, "target"),
             ({"target": "-3"}, "target"),
             ({"target": "nan"}, "target"),
             ({"target": "inf"}, "target"),
@@ -241,11 +244,35 @@ class TestActivity:
             error = await error_of(stub.Generate(request))
             assert "NO_EXECUTOR" == error.reason
             await until(lambda: len(told) == 1)
+            frontend.clock.lead_s += UNSERVED_INTERVAL_S
+            await error_of(stub.Generate(request))
+            await until(lambda: len(told) == 2)
             await serve(frontend, model(model_dir))
             call = stub.Generate(request)
             await frontend.core.accept()
             call.cancel()
-        assert 1 == len(told)
+        assert 2 == len(told)
+
+    async def test_many_requests_without_executor_are_told_once(self, tmp_path):
+        """
+        The core learns at most once a second that requests find no executor.
+        """
+        told = []
+
+        def note(_):
+            told.append(None)
+            return b"{}"
+
+        async with running_frontend(tmp_path) as frontend:
+            began_s = frontend.clock()
+            frontend.core.answers["unserved"] = note
+            stub = InferenceServiceStub(frontend.channel)
+            for _ in range(9):
+                await error_of(stub.Generate(inference_service_pb2.GenerateRequest(text="x")))
+            # A query that is answered shows that the core has read those that came before.
+            await within(frontend.client.query("stats"))
+            num_whole = int((frontend.clock() - began_s) / UNSERVED_INTERVAL_S)
+        assert 1 <= len(told) <= 1 + num_whole
 
 
 class TestContract:
