@@ -270,8 +270,11 @@ class CoreLoop:
         if result.step_id == member.command_step:
             member.command_step = None
         member.note_result(result)
-        self._metrics.count_step(command, result, session.last_step_s)
-        self._state.activity.note_step(member.address, command, result, session.last_step_s, now)
+        step_s = session.last_step_s
+        num_tokens = self._metrics.count_step(command, result, step_s)
+        self._state.activity.note_step(
+            member.address, command, result, num_tokens=num_tokens, total_s=step_s, now=now
+        )
         line = self._step_lines.line(command, result, lambda: self._load(port, limits))
         if line is not None:
             stats = self._load(port, limits).stats

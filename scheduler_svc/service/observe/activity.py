@@ -11,7 +11,7 @@ from scheduler_svc.executor_client.session_events import SessionEnded
 from scheduler_svc.ipc.activity import ActivitySnapshot, FaultEntry, StepSample
 from scheduler_svc.ipc.snapshot import HistogramSnapshot
 from tandem.admin.v1 import activity_pb2
-from tandem.link.batch import NO_INT32, Batch, Int32Column
+from tandem.link.batch import Batch
 from tandem.link.commands import Command
 from tandem.link.results import StepResult, StepTimings
 
@@ -19,10 +19,10 @@ MAX_STEPS = 256
 MAX_FAULTS = 32
 MAX_MESSAGE_CHARS = 500
 
-_Step: TypeAlias = tuple[str, Int32Column, StepTimings, bool, float, float]
+_Step: TypeAlias = tuple[str, int, int, StepTimings, bool, float, float]
 """
-Executor, tokens of each row, timings, whether a graph computed it, seconds from sending to result,
-and time of the result: what a sample is made of, once one is asked for.
+Executor, tokens, rows, timings, whether a graph computed it, seconds from sending to result, and
+time of the result: what a sample is made of, once one is asked for.
 """
 
 
@@ -40,12 +40,30 @@ class Activity:
         self._faults: deque[FaultEntry] = deque(maxlen=MAX_FAULTS)
 
     def note_step(
-        self, executor: str, command: Command, result: StepResult, total_s: float, now: float
+        self,
+        executor: str,
+        command: Command,
+        result: StepResult,
+        *,
+        num_tokens: int,
+        total_s: float,
+        now: float,
     ) -> None:
-        """Note a step whose result was applied; `total_s` is the time from sending to result."""
+        """
+        Note a step whose result was applied.
+
+        Args:
+            executor: Address of its executor.
+            command: Batch or command of the step, of which nothing is kept but the number of rows.
+            result: Its result.
+            num_tokens: Number of its tokens, which are counted once for all that shows them.
+            total_s: Seconds from sending it to the result.
+            now: Time of the result.
+        """
         self._num_steps += 1
-        rows = command.row_num_tokens if isinstance(command, Batch) else NO_INT32
-        self._steps.append((executor, rows, result.timings, result.graph > 0, total_s, now))
+        num_rows = len(command.row_slot) if isinstance(command, Batch) else 0
+        is_graph = result.graph > 0
+        self._steps.append((executor, num_tokens, num_rows, result.timings, is_graph, total_s, now))
 
     def note_loss(self, executor: str, event: SessionEnded, now: float) -> None:
         """Note that a session with an executor was lost."""
@@ -86,15 +104,15 @@ class Activity:
         )
 
     def _sample(self, number: int, step: _Step) -> StepSample:
-        executor, rows, timings, is_graph, total_s, at_s = step
+        executor, num_tokens, num_rows, timings, is_graph, total_s, at_s = step
         return StepSample(
             number=number,
             executor=executor,
             at_s=at_s - self._started_s,
             total_s=total_s,
             compute_s=(timings.total_ns - timings.queued_ns) / 1e9,
-            tokens=int(rows.sum()),
-            requests=len(rows),
+            tokens=num_tokens,
+            requests=num_rows,
             is_graph=is_graph,
         )
 

@@ -67,22 +67,25 @@ class CoreMetrics:
         for failure in events.failed:
             self.failed_by_reason[failure.error.reason] += 1
 
-    def count_step(self, command: Command, result: StepResult, step_s: float) -> None:
+    def count_step(self, command: Command, result: StepResult, step_s: float) -> int:
         """
-        Count one step.
+        Count one step, and return the number of its tokens.
 
         Args:
             command: Batch or command of the step.
             result: Result of the step.
             step_s: Seconds from sending the step to its result.
         """
+        num_tokens = 0
         if isinstance(command, Batch):
-            self._observe("step_tokens", command.num_tokens)
+            num_tokens = command.num_tokens
+            self._observe("step_tokens", num_tokens)
         self._observe("step_time", step_s)
         self._observe("executor_queue_time", result.timings.queued_ns / 1e9)
         self._observe("executor_forward_time", result.timings.forward_ns / 1e9)
         self._observe("executor_sample_time", result.timings.sample_ns / 1e9)
         self.graph_steps += result.graph > 0
+        return num_tokens
 
     def sum_s(self, name: str) -> float:
         """Return the sum of all observations of a histogram, in seconds."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+
+import numpy as np
 import pytest
 
 from scheduler_svc.core.request.events import Failed
@@ -11,11 +14,22 @@ from scheduler_svc.ipc import snapshot
 from scheduler_svc.service.observe.activity import MAX_FAULTS, MAX_MESSAGE_CHARS, Activity
 from tandem.admin.v1 import activity_pb2 as pb
 from tandem.errors import Draining, ExecutorLost, PoisonRequest
+from tandem.link.batch import NO_INT32, Batch
+from tandem.link.commands import Resume
+from tandem.link.results import StepResult
 from tandem.link.session import LossCause
 
 EXECUTOR = "127.0.0.1:50061"
 """Address with which the bench's executor is named."""
 PROMPT = [5, 6, 7, 8, 9]
+RESULT = StepResult(
+    boot_id="boot",
+    step_id=1,
+    slot=NO_INT32,
+    generation=NO_INT32.view(np.uint32),
+    position=NO_INT32,
+    token=NO_INT32,
+)
 
 
 def loss(message: str = "reset", cause: LossCause = LossCause.SILENT) -> SessionEnded:
@@ -74,6 +88,30 @@ class TestFaults:
             found[0].where,
             len(found[0].message),
         )
+
+
+class TestSteps:
+    def test_steps_keep_no_columns(self, activity):
+        """
+        A step that is kept has the numbers of its tokens and rows, and nothing of its batch.
+        """
+        tokens, slots = np.full(3, 5, np.int32), np.arange(3, dtype=np.int32)
+        batch = Batch(row_slot=slots, row_num_tokens=tokens)
+        sum_of = batch.num_tokens
+        activity.note_step(EXECUTOR, batch, RESULT, num_tokens=sum_of, total_s=0.5, now=101.0)
+        columns = [weakref.ref(tokens), weakref.ref(slots)]
+        del batch, tokens, slots
+        assert [None, None] == [column() for column in columns]
+        (step,) = activity.snapshot({}, max_steps=9, now=200.0).steps
+        assert (15, 3, 0.5, 1.0) == (step.tokens, step.requests, step.total_s, step.at_s)
+
+    def test_command_without_rows_has_no_tokens(self, activity):
+        """
+        A step that is no batch counts as one without tokens and requests.
+        """
+        activity.note_step(EXECUTOR, Resume(), RESULT, num_tokens=0, total_s=0.5, now=101.0)
+        (step,) = activity.snapshot({}, max_steps=9, now=200.0).steps
+        assert (0, 0) == (step.tokens, step.requests)
 
 
 class TestQuery:
