@@ -58,6 +58,7 @@ class Driver:
         accord: Accord,
     ) -> None:
         self._core = core
+        self._config = config
         self._ledger = ledger
         self._lock = lock
         self._accord = accord
@@ -296,15 +297,18 @@ class Driver:
         self._apply_all(worker)
 
     def _apply(self, worker: Worker, result: StepResult) -> None:
+        metrics, numbers = self.metrics, None
         with self._lock:
             self._ledger.note_margins(worker.port, result)
             worker.port.apply(result, self._accord.now())
-            if self.metrics is not None:
-                self.metrics.note(result, self._core)
+            if metrics is not None:
+                numbers = metrics.note(result, self._core, self._config)
             if len(result.token):
                 self._retries.reset()
             elif self._retries.has_failures:
                 self._retries.note_computed(self._computed())
+        if metrics is not None and numbers is not None:
+            metrics.write(numbers)
 
     def _settle(self) -> None:
         """Record what has become of the requests; an error of that is a bug of ours."""

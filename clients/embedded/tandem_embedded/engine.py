@@ -129,6 +129,7 @@ class InferenceEngine(EngineQueries):
         sizes = (data_parallel_size, tensor_model_parallel_size, pipeline_model_parallel_size)
         with engine_errors():
             options = checked_settings(config, options, window, buffer_size_gb)
+            metrics = StepMetrics(metrics_writer, logging_step_interval)
             self._kv_mode = kv_mode(kv_cache_management_mode)
             plan = parallel_sizes(sizes, aliases, type(self))
             backends = [backend] if isinstance(backend, Backend) else list(backend or ())
@@ -143,7 +144,6 @@ class InferenceEngine(EngineQueries):
                 )
                 tokenizer = tokenizer or tokenizer_of(directory)
             config = config or EngineConfig()
-            metrics = StepMetrics(metrics_writer, logging_step_interval, config)
             self._start(config, backends, options, tokenizer, metrics)
 
     def _start(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
 from structlog.testing import capture_logs
 
-from tandem_embedded import ConfigError, GenerationParams
+from tandem_embedded import ConfigError, GenerationParams, InferenceEngine
 from tests.clients.embedded.fake_backend import engine_and_runner
 
 STEP = "inference/inference_step"
@@ -109,6 +110,48 @@ def test_failing_writer_ends_no_request():
         served(writer, 2)
     assert 2 == len(writer.written)
     assert 1 == [line["event"] for line in logs].count("metrics_writer_failed")
+
+
+def test_writer_that_is_slow_holds_up_no_other_thread():
+    """
+    While a writer is called, other threads use the engine.
+    """
+    waiting = []
+
+    class Slow(Wandb):
+        def log(self, numbers):
+            super().log(numbers)
+            other = Thread(target=engine.has_pending_work, daemon=True)
+            other.start()
+            other.join(10)
+            waiting.append(other.is_alive())
+
+    engine, _ = engine_and_runner(metrics_writer=Slow(), logging_step_interval=1)
+    engine.submit_request([5] * 9, GenerationParams(max_tokens=2))
+    engine.run()
+    assert {False} == set(waiting)
+
+
+def test_wrong_writer_is_told_before_the_model_is_loaded(tmp_path):
+    """
+    A writer that cannot be used is refused before the directory of the model is looked at.
+    """
+    with pytest.raises(ConfigError, match="Unsupported metrics writer type"):
+        InferenceEngine(None, tmp_path, metrics_writer=[], logging_step_interval=1)
+
+
+def test_writer_that_refuses_its_first_calls_is_told():
+    """
+    Weights & Biases before its `init` is an error of the configuration that says what to do.
+    """
+
+    class Early(Wandb):
+        def define_metric(self, name, step_metric=None):
+            raise RuntimeError("You must call wandb.init() first")
+
+    with pytest.raises(ConfigError, match=r"wandb.init\(\) before the engine") as caught:
+        served(Early(), 3)
+    assert "metrics_writer" == caught.value.field
 
 
 def test_unknown_writer_and_interval_are_refused():

@@ -31,15 +31,15 @@ class StepMetrics:
     writer that fails is logged and not called again: serving does not depend on it.
     """
 
-    def __init__(self, writer: object, interval: int, config: EngineConfig) -> None:
+    def __init__(self, writer: object, interval: int) -> None:
         """
         Args:
             writer: The module `wandb`, one of its runs, a `SummaryWriter` of TensorBoard, or None.
             interval: Steps from one writing to the next; 0 for none.
-            config: Limits of each runner.
 
         Raises:
-            InvalidConfig: The writer is of no type that is known, or the interval is negative.
+            InvalidConfig: The writer is of no type that is known or refuses the first calls, or the
+                interval is negative.
         """
         if interval < 0:
             raise InvalidConfig(
@@ -56,19 +56,31 @@ class StepMetrics:
                 field="metrics_writer",
             )
         self._interval = interval
-        self._config = config
         self._num_steps = 0
         if self._writer is not None and not self._is_tensorboard:
             self._num_steps = _begin_wandb(self._writer)
 
-    def note(self, result: StepResult, core: Scheduler) -> None:
-        """Count a step whose result was applied, and write the core's load if it is due."""
+    def note(
+        self, result: StepResult, core: Scheduler, config: EngineConfig
+    ) -> dict[str, float] | None:
+        """
+        Count a step whose result was applied.
+
+        Args:
+            result: The step's result.
+            core: The core, whose lock is held.
+            config: Limits of each runner.
+
+        Returns:
+            What is to be written now, by key; None if that is not due.
+        """
         if self._writer is None:
-            return
+            return None
         self._num_steps += 1
-        if self._num_steps % self._interval:
-            return
-        numbers = self._numbers(result, core)
+        return None if self._num_steps % self._interval else self._numbers(result, core, config)
+
+    def write(self, numbers: dict[str, float]) -> None:
+        """Write what `note` returned; no lock is held, as a writer may take its time."""
         try:
             if self._is_tensorboard:
                 for key, value in numbers.items():
@@ -79,7 +91,9 @@ class StepMetrics:
             _log.warning("metrics_writer_failed", error=repr(error), step=self._num_steps)
             self._writer = None
 
-    def _numbers(self, result: StepResult, core: Scheduler) -> dict[str, float]:
+    def _numbers(
+        self, result: StepResult, core: Scheduler, config: EngineConfig
+    ) -> dict[str, float]:
         """Return the step's numbers by key; utilizations are percent."""
         stats = core.stats()
         num_allocated = stats.used_blocks + stats.cached_blocks
@@ -98,15 +112,27 @@ class StepMetrics:
             "active_request_count": stats.running_requests - stats.paused_requests,
             "paused_request_count": stats.paused_requests,
             "total_request_count": stats.running_requests,
-            "max_requests": self._config.max_batch_size,
+            "max_requests": config.max_batch_size,
         }
         return {f"{PREFIX}{key}": value for key, value in numbers.items()}
 
 
 def _begin_wandb(writer: Any) -> int:
-    """Make the step number the x-axis; return the last one of a run that is resumed, or 0."""
-    writer.define_metric(STEP)
-    writer.define_metric(f"{PREFIX}*", step_metric=STEP)
-    run = getattr(writer, "run", None) or writer
-    summary = getattr(run, "summary", None)
-    return 0 if summary is None else int(summary.get(STEP) or 0)
+    """
+    Make the step number the x-axis; return the last one of a run that is resumed, or 0.
+
+    Raises:
+        InvalidConfig: The writer refuses these calls, such as `wandb` before `wandb.init()`.
+    """
+    try:
+        writer.define_metric(STEP)
+        writer.define_metric(f"{PREFIX}*", step_metric=STEP)
+        run = getattr(writer, "run", None) or writer
+        summary = getattr(run, "summary", None)
+        return 0 if summary is None else int(summary.get(STEP) or 0)
+    except Exception as error:  # of the user's object, whatever it raises
+        raise InvalidConfig(
+            f"metrics_writer cannot be written to: {error!r}; call wandb.init() before the engine "
+            "is made",
+            field="metrics_writer",
+        ) from error
