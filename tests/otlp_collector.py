@@ -37,6 +37,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     Attributes:
         url: Address to export to.
         resources: Attributes of each resource that sent spans.
+        sizes: Number of spans of each export.
         refuses: True while every export is answered with an error that exporters do not retry.
     """
 
@@ -45,15 +46,18 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         self._spans: list[Span] = []
         self.url = ""
         self.resources: list[dict[str, Any]] = []
+        self.sizes: list[int] = []
         self.refuses = False
 
     def Export(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802  # named by the proto
         if self.refuses:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "refused")
         with self._lock:
+            num_before = len(self._spans)
             for sent in request.resource_spans:
                 self.resources.append(values_of(sent.resource.attributes))
                 self._spans += [span for scope in sent.scope_spans for span in scope.spans]
+            self.sizes.append(len(self._spans) - num_before)
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def spans(self, is_wanted: Callable[[Span], bool] = lambda _: True) -> list[Span]:

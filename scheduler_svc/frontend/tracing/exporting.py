@@ -25,6 +25,11 @@ SERVICE = "tandem-scheduler"
 QUEUE_VARIABLE, BATCH_VARIABLE = "OTEL_BSP_MAX_QUEUE_SIZE", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE"
 DEFAULT_QUEUE_SPANS = 2048
 """Spans that may wait for the exporter: OpenTelemetry's own default of `QUEUE_VARIABLE`."""
+DEFAULT_BATCH_SPANS = 64
+"""
+Most spans of one export. OpenTelemetry's own default is 512, for which the thread that exports
+would compete with the event loop for tens of milliseconds at a time.
+"""
 DEFAULT_TIMEOUT_S = 10.0
 """Seconds for which one export is tried: OpenTelemetry's own default."""
 LOG_INTERVAL_S = 10.0
@@ -160,7 +165,7 @@ def open_exporter(endpoint: str, instance: str) -> OpenExporter:
     batches = BatchSpanProcessor(
         exporter,
         max_queue_size=2 * max_pending,
-        max_export_batch_size=min(_number(BATCH_VARIABLE, 512), max_pending),
+        max_export_batch_size=min(_number(BATCH_VARIABLE, DEFAULT_BATCH_SPANS), max_pending),
     )
     own = {SERVICE_INSTANCE_ID: instance}
     given = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from scheduler_svc.frontend.tracing import switch
-from scheduler_svc.frontend.tracing.exporting import open_exporter
+from scheduler_svc.frontend.tracing.exporting import DEFAULT_BATCH_SPANS, open_exporter
 from scheduler_svc.frontend.tracing.request_spans import RequestTracer
 from scheduler_svc.frontend.tracing.switch import open_tracing
 from tandem.errors import InvalidConfig
@@ -64,6 +64,22 @@ class TestLosses:
         assert counts.exported == len(collector.spans())
         assert counts.exported >= 4
         assert counts.lost > 0
+
+
+class TestBatches:
+    @pytest.mark.parametrize(("variable", "most"), [(None, DEFAULT_BATCH_SPANS), ("5", 5)])
+    def test_exports_are_small(self, collector, monkeypatch, variable, most):
+        """
+        One export has as many spans as the variable of OpenTelemetry says, by default 64.
+        """
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
+        if variable is not None:
+            monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", variable)
+        exporter = open_exporter(collector.url, "test")
+        end_spans(exporter, 3 * most)
+        exporter.close()
+        assert 3 * most == sum(collector.sizes)
+        assert most == max(collector.sizes)
 
 
 class TestEnd:
