@@ -137,8 +137,8 @@ class RequestServing:
                 try:
                     yield output
                 finally:
-                    # `on_progress` refers to the trace, that to the output and by it to the inbox: the
-                    # span would stay until the collector of cycles comes by.
+                    # It holds the trace, which holds the output and by it the inbox: the span would
+                    # stay until the collector of cycles comes by.
                     inbox.on_progress = None
 
     async def _prepare(
