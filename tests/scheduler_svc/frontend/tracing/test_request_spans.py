@@ -382,7 +382,7 @@ class TestMemory:
         """
 
         def traces() -> int:
-            return sum(isinstance(one, RequestTrace) for one in gc.get_objects())
+            return sum(type(one) is RequestTrace for one in gc.get_objects())
 
         async with traced(tmp_path, model_dir, collector) as frontend:
             gc.collect()
