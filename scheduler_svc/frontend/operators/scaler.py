@@ -53,7 +53,7 @@ class _Metric:
 METRICS = {
     "queued_requests": _Metric(16, lambda demand: demand.waiting_requests),
     "queued_tokens": _Metric(32_768, lambda demand: demand.queued_tokens),
-    "live_requests": _Metric(128, lambda demand: demand.waiting_requests + demand.running_requests),
+    "live_requests": _Metric(24, lambda demand: demand.waiting_requests + demand.running_requests),
 }
 """Metrics by name; the first is the default."""
 
