@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from scheduler_svc.ipc.snapshot import ProcessReport
-from tandem.network.newest_files import LOADED
+from tandem.process.loaded_files import LOADED
 
 _MEMORY = Path("/proc/self/statm")
 """Sizes of this process in pages, on Linux; the second one is the resident size."""

@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives.serialization import (
 from structlog.testing import capture_logs
 
 from tandem.errors import InvalidConfig
-from tandem.network.newest_files import LOADED
 from tandem.network.tls import ClientCredentials, server_credentials
 from tandem.network.tls_files import ClientTls, ServerTls, client_tls, server_tls
 from tandem.network.tls_pairs import expiry
+from tandem.process.loaded_files import LOADED
 from tests.certificates import Authority
 from tests.one_method_server import OneMethodServer
 

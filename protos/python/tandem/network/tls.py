@@ -12,9 +12,10 @@ import ssl
 import grpc
 import structlog
 
-from tandem.network.newest_files import LOADED, NewestFiles
+from tandem.network.newest_files import NewestFiles
 from tandem.network.tls_files import ClientTls, ServerTls
 from tandem.network.tls_pairs import channel_credentials, expiry, read_ca, read_pem
+from tandem.process.loaded_files import LOADED
 
 _log = structlog.get_logger(__name__)
 

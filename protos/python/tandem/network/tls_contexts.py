@@ -6,9 +6,10 @@ import ssl
 
 import structlog
 
-from tandem.network.newest_files import LOADED, NewestFiles
+from tandem.network.newest_files import NewestFiles
 from tandem.network.tls_files import ServerTls
 from tandem.network.tls_pairs import expiry, read_ca
+from tandem.process.loaded_files import LOADED
 
 _log = structlog.get_logger(__name__)
 

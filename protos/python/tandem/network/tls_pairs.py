@@ -14,8 +14,8 @@ from pathlib import Path
 import grpc
 
 from tandem.errors import InvalidConfig
-from tandem.network.newest_files import LOADED
 from tandem.network.tls_files import ClientTls
+from tandem.process.loaded_files import LOADED
 
 
 def channel_credentials(files: ClientTls) -> grpc.ChannelCredentials:
