@@ -41,6 +41,7 @@ class PodmanCommands:
         Args:
             folder: Folder for the settings.
         """
+        self._folder = folder
         settings = folder / "containers.conf"
         settings.write_text(SETTINGS)
         self.environment = os.environ | {"CONTAINERS_CONF": str(settings)}
@@ -70,6 +71,7 @@ class PodmanCommands:
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["podman", *arguments],
+            cwd=self._folder,  # a container's monitor leaves a file where it was started
             env=self.environment,
             capture_output=True,
             text=True,

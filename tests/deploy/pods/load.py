@@ -12,6 +12,8 @@ from tandem_client.events import Delta
 
 TOKENS = 256
 PROMPT = "def read_json(path: str) -> dict:\n"
+PATIENT = RetryPolicy(max_attempts=30)
+"""Resumes streams as by default, and asks for new ones for minutes while no scheduler is there."""
 MAX_MESSAGES = 5
 """Messages of failed streams that are kept."""
 
@@ -47,12 +49,12 @@ class Load:
         Args:
             address: Address of the scheduler.
             num_streams: Number of threads.
-            resumes: True for clients that retry and resume, as by default; False for such that do
+            resumes: True for clients that retry and resume (`PATIENT`); False for such that do
                 neither, so that each stream must run to its end by itself.
         """
         self.outcome = Outcome()
         self._address = address
-        self._retry = RetryPolicy() if resumes else NO_RETRY
+        self._retry = PATIENT if resumes else NO_RETRY
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._running = [0] * num_streams

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import yaml
 from tests.deploy.podman import PodmanCommands
 from tests.deploy.pods.translate import LocalPod, Translation
 
+STOP_LIMIT_S = 20.0
+"""Longest time that podman may take to stop a pod after its last container."""
 HOG = """
 open("/proc/self/oom_score_adj", "w").write("-1000")
 kept = []
@@ -106,9 +109,14 @@ class Pods:
         self._podman.attempt("exec", "--user=0", "--privileged", container, "python3", "-c", HOG)
 
     def restart(self, pod: LocalPod) -> None:
-        """Start the containers of a pod again, as a kubelet does: its volumes and address stay."""
-        for container in self.containers(pod):
-            self._podman("start", container)
+        """
+        Start a pod whose containers have ended again; its volumes stay. podman stops what is left
+        of such a pod a moment after its last container, so that is waited for.
+        """
+        until = time.monotonic() + STOP_LIMIT_S
+        while self._is_running(pod) and time.monotonic() < until:
+            time.sleep(0.2)
+        self._podman("pod", "start", pod.name)
 
     def remove(self, pod: LocalPod) -> None:
         """Remove a pod and its scratch space, if it is there."""
@@ -123,6 +131,10 @@ class Pods:
         infra = json.loads(self._podman("pod", "inspect", inspected["Pod"]))["InfraContainerID"]
         networks = json.loads(self._podman("inspect", infra))[0]["NetworkSettings"]["Networks"]
         return str(networks[self._network]["IPAddress"])
+
+    def _is_running(self, pod: LocalPod) -> bool:
+        inspected = json.loads(self._podman("pod", "inspect", pod.name))
+        return any(one["State"] == "running" for one in inspected["Containers"])
 
     def _set_link(self, pod: LocalPod, state: str) -> None:
         pid = str(json.loads(self._podman("inspect", self.containers(pod)[0]))[0]["State"]["Pid"])
