@@ -13,7 +13,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from tandem.error_codes import PermissionDenied, TandemError, Unauthenticated
 from tandem.network.listen_address import reaches_beyond_this_machine
@@ -59,6 +58,11 @@ class Console:
             sweeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await sweeping
+            await self._sessions.close()
+
+    async def end_streams(self) -> None:
+        """End all sessions, and with them the streams of looks."""
+        if self._sessions is not None:
             await self._sessions.close()
 
     async def look(self, request: Request) -> Response:
@@ -165,7 +169,7 @@ class Console:
             await looks.aclose()
 
 
-def make_app(settings: Settings) -> ASGIApp:
+def make_app(settings: Settings) -> Guard:
     """
     Return the app for these settings.
 
@@ -192,7 +196,8 @@ def make_app(settings: Settings) -> ASGIApp:
         ],
         lifespan=console.lifespan,
     )
-    return Guard(app, local_only=not reaches_beyond_this_machine(settings.listen))
+    local_only = not reaches_beyond_this_machine(settings.listen)
+    return Guard(app, local_only=local_only, end_streams=console.end_streams)
 
 
 def _serving(content: bytes, media_type: str) -> Any:

@@ -20,6 +20,7 @@ from tandem.process.exit_codes import EXIT_DONE
 from tandem.process.telemetry import configure_logging, warn_where_unprotected
 from tandem_console.app import make_app
 from tandem_console.encryption import https_context
+from tandem_console.headers import Guard
 from tandem_console.settings import Settings, read_settings
 
 BACKLOG = 256
@@ -32,8 +33,11 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 class Server(uvicorn.Server):
     """A server that tells its address when it listens."""
 
-    def __init__(self, config: uvicorn.Config, settings: Settings, address: str) -> None:
+    def __init__(
+        self, config: uvicorn.Config, settings: Settings, address: str, app: Guard
+    ) -> None:
         super().__init__(config)
+        self._app = app
         self._settings = settings
         self._address = address
 
@@ -51,6 +55,11 @@ class Server(uvicorn.Server):
             is_encrypted=settings.tls_cert is not None,
             is_authenticated=True,
         )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End open streams, which would else be waited for, and then all else."""
+        await self._app.stop()
+        await super().shutdown(sockets)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -81,7 +90,7 @@ def run(arguments: Sequence[str]) -> int:
     # process as they like: this one lets it end well.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _ignore)
-    Server(config, settings, address).run(sockets=[listener])
+    Server(config, settings, address, app).run(sockets=[listener])
     _log.info("stopped")
     return EXIT_DONE
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import ssl
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -82,3 +84,19 @@ class TestProcess:
             assert (204, 200) == (answer.status_code, http.get("/look").status_code)
             assert "secure" in answer.headers["set-cookie"].lower().split("; ")
         assert "listening_unprotected" not in process.log.read_text()
+
+    def test_signal_ends_the_streams_of_open_pages(self, start, server):
+        """
+        At SIGINT every open stream ends whole, the console exits with 0, and no fault is logged.
+        """
+        process = start("--listen=127.0.0.1:0", f"--admin-address={server.address}")
+        url = f"http://{process.addresses()['address']}"
+        with httpx.Client(base_url=url, trust_env=False) as http, ExitStack() as pages:
+            streams = [pages.enter_context(http.stream("GET", "/events")) for _ in range(2)]
+            parts = [stream.iter_text() for stream in streams]
+            assert all("data:" in next(part) for part in parts)
+            process.process.send_signal(signal.SIGINT)
+            for part in parts:
+                assert "data:" in "".join(part)
+        assert 0 == process.process.wait(30)
+        assert "Traceback" not in process.log.read_text()
