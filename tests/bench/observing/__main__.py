@@ -7,14 +7,19 @@ keeps all that operators may want: JSON lines at `info` with a line on every 40t
 each request, spans of every request for a collector, and a page of metrics that is read every
 --scrape-s seconds. With steps as short as by default the scheduler is what limits the rate, so that
 all it does besides costs tokens per second; so does what the collector and the reader of metrics,
-both in this process, take of the machine. The first round is not counted. It prints the medians,
-and the ratio of each pair of turns.
+both in this process, take of the machine. The first round is not counted. It prints the medians, the
+ratio of each pair of turns, and between which two ratios the true median lies with 95 %.
+
+With --pin all processes of the schedulers stay on the machine's first processor and all others, the
+reader of the streams among them, on the rest. Then nothing but the scheduler limits the rate, and
+turns differ less from one another.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import tempfile
@@ -38,6 +43,10 @@ OBSERVED = (
 )
 WAYS = {"silent": SILENT, "observed": OBSERVED}
 """Flags of each scheduler; the second is compared with the first."""
+SCHEDULERS = min(os.sched_getaffinity(0))
+"""Processor of the schedulers with --pin."""
+MIN_ROUNDS = 6
+"""Fewest pairs of turns: fewer have no range of 95 %."""
 
 
 @contextmanager
@@ -62,6 +71,30 @@ def scraped(address: str | None, every_s: float) -> Iterator[list[int]]:
     finally:
         is_over.set()
         reader.join()
+
+
+def median_range(ratios: list[float]) -> tuple[float, float]:
+    """
+    Return the ratios between which the median of all such ratios lies with 95 %.
+
+    Args:
+        ratios: At least `MIN_ROUNDS` independent ratios.
+
+    Source: order statistics by the binomial distribution, as in the sign test.
+    """
+    num, chance, rank = len(ratios), 0.0, 0
+    while chance + math.comb(num, rank) / 2**num <= 0.025:
+        chance += math.comb(num, rank) / 2**num
+        rank += 1
+    ordered = sorted(ratios)
+    return ordered[rank - 1], ordered[num - rank]
+
+
+def pin(process: Process, processors: set[int]) -> None:
+    """Keep a process with its children, and all threads of theirs, on these processors."""
+    for member in process.family():
+        for thread in member.threads():
+            os.sched_setaffinity(thread.id, processors)
 
 
 class Observed:
@@ -93,6 +126,8 @@ class Observed:
             *PATIENCE,
         )
         addresses = self._scheduler.addresses()
+        if given.pin:
+            pin(self._scheduler, {SCHEDULERS})
         self._address: str = addresses["address"]
         self._metrics: str | None = addresses.get("metrics_address")
         self._given = given
@@ -144,7 +179,17 @@ def main() -> None:
     parser.add_argument(
         "--scrape-s", type=float, default=1.0, help="between two pages of metrics; default: 1"
     )
+    parser.add_argument(
+        "--pin", action="store_true", help="keep schedulers on one processor, all else on others"
+    )
     given = parser.parse_args()
+    if given.rounds < MIN_ROUNDS:
+        parser.error(f"--rounds must be at least {MIN_ROUNDS}, but is {given.rounds}")
+    if given.pin:
+        others = os.sched_getaffinity(0) - {SCHEDULERS}
+        if not others:
+            parser.error("--pin takes at least 2 processors, and there is 1")
+        os.sched_setaffinity(0, others)  # before there are threads or children, which inherit it
     print(json.dumps({"machine": machine(), "load": os.getloadavg()[0]} | vars(given)))
     turns = compare(given)
     silent, observed = (
@@ -152,10 +197,18 @@ def main() -> None:
     )
     ratios = [round(b / a, 3) for a, b in zip(silent, observed, strict=True)]
     medians = {
-        name: {key: round(statistics.median(turn[key] for turn in found), 1) for key in found[0]}
+        name: {key: round(statistics.median(turn[key] for turn in found), 2) for key in found[0]}
         for name, found in turns.items()
     }
-    print(json.dumps(medians | {"ratio": statistics.median(ratios), "ratios": sorted(ratios)}))
+    summary = {
+        "ratio": statistics.median(ratios),
+        "ratio_95": median_range(ratios),
+        "scheduler_us_ratio": round(
+            medians["observed"]["scheduler_us"] / medians["silent"]["scheduler_us"], 3
+        ),
+        "ratios": sorted(ratios),
+    }
+    print(json.dumps(medians | summary))
 
 
 if __name__ == "__main__":
