@@ -190,7 +190,9 @@ class ExecutorServer:
             self._runner.join(grace_s)
             self.has_abandoned_step = self._runner.is_alive()
             if self.has_abandoned_step:
-                _log.error("step_abandoned", waited_s=grace_s)
+                step = self._link.running
+                step_id = None if step is None else step.step_id
+                _log.error("step_abandoned", step_id=step_id, waited_s=grace_s)
         self._stopping.set()
         self._link.end_streams()
         self._server.stop(_STREAM_END_GRACE_S).wait()

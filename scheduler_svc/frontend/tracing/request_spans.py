@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-import structlog
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode
@@ -29,6 +28,7 @@ from scheduler_svc.core.request.events import ProgressKind
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.frontend.tracing.exporting import OpenExporter, SpanCounts
 from scheduler_svc.frontend.tracing.faults import SpanFaults
+from scheduler_svc.frontend.tracing.step_spans import StepTracer
 from scheduler_svc.ipc.messages import Availability, StreamEnd, StreamProgress
 from tandem.errors import TandemError
 from tandem.inference.v1 import stream_pb2
@@ -80,6 +80,12 @@ class RequestTrace:
     num_prompt_tokens: int = 0
     num_events: int = 0
     seen: dict[int, _Seen] = field(default_factory=dict)
+
+    @property
+    def ids(self) -> tuple[str, str]:
+        """The ids of the trace and of the request's span, in hexadecimal digits."""
+        own = self.span.get_span_context()
+        return trace.format_trace_id(own.trace_id), trace.format_span_id(own.span_id)
 
     def ns(self, time_s: float) -> int:
         """Return a time of the service's clock as Unix time in nanoseconds."""
@@ -154,6 +160,7 @@ class RequestTracer:
 
     Attributes:
         counts: What became of the spans.
+        steps: Makes the spans of steps that computed them.
     """
 
     def __init__(self, exporter: OpenExporter, clock: Callable[[], float]) -> None:
@@ -165,6 +172,7 @@ class RequestTracer:
         self._live: set[RequestTrace] = set()
         self._attached: bool | None = None
         self.counts: SpanCounts = exporter.counts
+        self.steps = StepTracer(exporter.step_tracer, clock, self._faults)
 
     @contextmanager
     def request(
@@ -245,9 +253,6 @@ class RequestTracer:
         )
         if not span.is_recording():
             return None
-        structlog.contextvars.bind_contextvars(
-            trace_id=trace.format_trace_id(span.get_span_context().trace_id)
-        )
         return RequestTrace(span, arrival_s, offset_ns, operation, self._faults)
 
     def _end(self, traced: RequestTrace, error: BaseException | None) -> None:
