@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import grpc
 import structlog
@@ -199,12 +196,6 @@ class ExecutorServer:
         if self._place is not None:
             self._place.release()
         return not is_loading and not self.has_abandoned_step
-
-    def write_ready_file(self, path: Path) -> None:
-        """Write our address and pid atomically: a reader never sees half a file."""
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        partial.write_text(json.dumps({"address": self.address, "pid": os.getpid()}))
-        partial.replace(path)
 
     def _add_port(self, address: str) -> int:
         is_open = self._is_authenticated or self._insecure_link
