@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from executor_svc.device.idle_threads import let_idle_threads_sleep
 from tandem.engine_config import EngineConfig
+from tandem.errors import InvalidConfig
 from tandem.sampling_params import params_with_defaults
 from tandem_embedded.backend import Backend
 from tandem_embedded.parallel.devices import devices_of
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from executor_svc.memory.plan import Readings
     from executor_svc.model.loader import LoadedModel
     from executor_svc.parallel.process_groups import ProcessGroups
+    from executor_svc.slots.logits_hook import HookFunction
+    from executor_svc.slots.metadata import MetadataType
     from executor_svc.step.runner import ModelRunner
 
 # Functions here import PyTorch themselves: it must follow a change of the environment, and an
@@ -44,6 +47,8 @@ class RunnerSettings:
     swap_space_gb: float = 0.0
     buffer_size_gb: float | None = None
     cpu_extension: str = "auto"
+    logits_hook: HookFunction | None = None
+    metadata_types: tuple[MetadataType, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,12 @@ def load_backends(
     Raises:
         InvalidModel, InvalidConfig or OutOfMemory: The message says what to do.
     """
+    if groups is not None and settings.logits_hook is not None:
+        raise InvalidConfig(
+            "logits_hook needs a model that is whole in this process, where all logits are; "
+            f"{groups.size} processes share this one",
+            field="logits_hook",
+        )
     let_idle_threads_sleep(os.environ)
     from executor_svc.memory import kv_memory  # noqa: PLC0415  # PyTorch
     from executor_svc.parallel.collectives import AllRanks  # noqa: PLC0415
@@ -203,6 +214,7 @@ def _runner(
 ) -> ModelRunner:
     """Return a runner, with its CUDA graphs captured if the device has graphs."""
     from executor_svc.config.graph_sizes import default_sizes  # noqa: PLC0415  # PyTorch
+    from executor_svc.slots.logits_hook import LogitsHook  # noqa: PLC0415
     from executor_svc.step.graphs.plan import device_graphs  # noqa: PLC0415
     from executor_svc.step.heaviest_steps import static_rows  # noqa: PLC0415
     from executor_svc.step.runner import ModelRunner  # noqa: PLC0415
@@ -210,7 +222,7 @@ def _runner(
     # Collectives were never captured: ranks run every step eagerly.
     sizes = default_sizes(config.max_batch_size) if model.groups.world is None else ()
     graph_plan = device_graphs(model.device, sizes)
-    is_gpu = model.device.type == "cuda"
+    is_gpu, call = model.device.type == "cuda", settings.logits_hook
     runner = ModelRunner(
         model,
         kv,
@@ -221,6 +233,7 @@ def _runner(
         batch_invariant=settings.batch_invariant,
         static_rows=static_rows(model, config),
         graph_plan=graph_plan,
+        hook=call and LogitsHook(call=call, types=settings.metadata_types),
     )
     if is_gpu:
         runner.warm_up()
