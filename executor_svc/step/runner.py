@@ -91,13 +91,11 @@ class ModelRunner:
             max_model_len: Most tokens of one sequence.
             boot_id: Id of the process, put into every result.
             collect_margins: Also report the margin by which each token won.
-            batch_invariant: Give a sequence the same bits alone and beside any others, which is
-                slower.
+            batch_invariant: Give a sequence the same bits alone and beside any others; slower.
             kv_knob: The setting that sized `kv`, for the advice when memory runs out.
             clock_ns: Clock of monotonic time, for the step timings of a CPU.
             queue: Queue of the model's device; None makes one.
-            static_rows: Most rows of decode steps that run in buffers that never move, as captured
-                graphs need; 0 for no such steps.
+            static_rows: Most rows of decode steps in buffers that never move, as graphs need; or 0.
             graph_plan: Sizes of those steps, and shapes of steps with prompts, to capture at the
                 warm-up; None captures none.
             hook: Changes the logits of rows before their tokens are drawn.

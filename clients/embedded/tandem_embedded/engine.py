@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
 
-from scheduler_svc.core.request.options import CoreOptions, OnPressure
+from scheduler_svc.core.request.options import CoreOptions
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
@@ -19,7 +18,7 @@ from tandem_embedded.errors import SchedulerError, engine_errors
 from tandem_embedded.intake import Intake, Messages, Prompt
 from tandem_embedded.ledger import Delivery, Ledger
 from tandem_embedded.loading.runners import RunnerSettings, load_backends
-from tandem_embedded.metadata import RequestMetadata, request_metadata
+from tandem_embedded.metadata import RequestMetadata, metadata_of
 from tandem_embedded.observe.logs import quiet_unless_configured
 from tandem_embedded.observe.metrics_writer import StepMetrics
 from tandem_embedded.parallel.accord import Meeting, accord_of
@@ -127,29 +126,25 @@ class InferenceEngine(EngineQueries):
         **aliases: Unpack[SizeAliases],
     ) -> None:
         quiet_unless_configured()
-        options = CoreOptions(on_pressure=OnPressure.REFUSE) if options is None else options
-        settings = RunnerSettings(
-            dtype=dtype,
-            device=device,
-            num_threads=num_threads,
-            collect_margins=collect_margins,
-            batch_invariant=batch_invariant,
-            swap_space_gb=swap_space_gb,
-            buffer_size_gb=buffer_size_gb,
-            cpu_extension=cpu_extension,
-            logits_hook=logits_hook,
-        )
         sizes = (data_parallel_size, tensor_model_parallel_size, pipeline_model_parallel_size)
         with engine_errors():
             options = checked_settings(config, options, window, buffer_size_gb)
-            metrics = StepMetrics(metrics_writer, logging_step_interval)
+            self._metrics = StepMetrics(metrics_writer, logging_step_interval)
+            metadata = metadata_of(logits_hook, request_metadata_types, has_backend=bool(backend))
+            settings = RunnerSettings(
+                dtype=dtype,
+                device=device,
+                num_threads=num_threads,
+                collect_margins=collect_margins,
+                batch_invariant=batch_invariant,
+                swap_space_gb=swap_space_gb,
+                buffer_size_gb=buffer_size_gb,
+                cpu_extension=cpu_extension,
+                metadata=metadata,
+            )
             self._kv_mode = kv_mode(kv_cache_management_mode)
             plan = parallel_sizes(sizes, aliases, type(self))
             backends = [backend] if isinstance(backend, Backend) else list(backend or ())
-            metadata = request_metadata(
-                logits_hook, request_metadata_types, has_backend=bool(backends)
-            )
-            settings = replace(settings, metadata_types=metadata.types)
             plan = with_runners_of(plan, device, backends)
             groups = process_groups(plan, pg_collection)
             self._accord = accord_of(clock, groups, is_own=pg_collection is None)
@@ -160,9 +155,7 @@ class InferenceEngine(EngineQueries):
                     config, directory, settings, num_runners=count, groups=groups, arguments=common
                 )
                 tokenizer = tokenizer or tokenizer_of(directory)
-            config = config or EngineConfig()
-            self._start(config, backends, options, tokenizer, metadata)
-            self._driver.metrics = metrics
+            self._start(config or EngineConfig(), backends, options, tokenizer, metadata)
 
     def _start(
         self,
@@ -187,6 +180,7 @@ class InferenceEngine(EngineQueries):
         self._driver = Driver(
             self._core, config, backends, self._ledger, self._lock, accord=self._accord
         )
+        self._driver.metrics = self._metrics
 
     def __enter__(self) -> Self:
         return self

@@ -32,9 +32,14 @@ class RequestMetadata:
     A label that `executor_svc.slots.metadata` knows gets its number from the request's parameters.
     The number of any other is the request's own: `GenerationParams.metadata` must have exactly
     these.
+
+    Attributes:
+        types: The types.
+        hook: The function that reads the numbers; None leaves them to a runner of the caller's.
     """
 
     types: tuple[MetadataType, ...] = ()
+    hook: HookFunction | None = None
 
     def check(self, params: GenerationParams) -> None:
         """
@@ -81,9 +86,7 @@ class RequestMetadata:
         return tuple(found)
 
 
-def request_metadata(
-    hook: HookFunction | None, types: object, *, has_backend: bool
-) -> RequestMetadata:
+def metadata_of(hook: HookFunction | None, types: object, *, has_backend: bool) -> RequestMetadata:
     """
     Return the metadata of an engine's requests, after a check of its settings.
 
@@ -111,7 +114,7 @@ def request_metadata(
         )
     if types is None and hook is None:
         return RequestMetadata()
-    return RequestMetadata(checked_types(types))
+    return RequestMetadata(checked_types(types), hook)
 
 
 def _misfit(what: str) -> ValidationError:

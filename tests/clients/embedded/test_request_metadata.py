@@ -265,7 +265,7 @@ def test_settings_without_effect_are_refused(tmp_path):
 
 def test_an_error_of_the_hook_comes_out_of_the_step_and_others_are_served_later(model_dir):
     """
-    What a hook raises is raised by the step as it is; the engine serves on.
+    A step raises what its hook raises, as it is; the engine serves on.
     """
     errors = [ArithmeticError("no luck")]
 
