@@ -72,8 +72,12 @@ class Pods:
             self._podman("kill", "--signal", "KILL", container)
 
     def stop(self, pod: LocalPod) -> None:
-        """Send SIGTERM, and SIGKILL after the pod's grace time."""
-        self._podman("pod", "stop", "--time", str(pod.grace_s - pod.pre_stop_s), pod.name)
+        """
+        Send SIGTERM, and SIGKILL after the pod's grace time. Its containers are stopped, not the pod,
+        whose network podman would take away at once: a kubelet leaves it until they have ended.
+        """
+        for container in self.containers(pod):
+            self._podman("stop", "--time", str(pod.grace_s - pod.pre_stop_s), container)
 
     def pause(self, pod: LocalPod) -> None:
         """Let a pod's processes stand still."""
