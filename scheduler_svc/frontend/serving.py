@@ -198,10 +198,8 @@ class RequestServing:
         def note_progress(choice: int, progress: StreamProgress) -> None:
             traced.note_progress(choice, progress, self.clock())
 
-        traced.note_started(output.started, tenant)
+        traced.follow(output.started, tenant, lambda: output.ends, lambda: output.failure)
         output.inbox.on_progress = note_progress
-        traced.ends = lambda: output.ends
-        traced.failure = lambda: output.failure
 
     def cancel(self, inbox: StreamInbox) -> None:
         """Ask the core to end all choices of a request; their output comes to its end."""

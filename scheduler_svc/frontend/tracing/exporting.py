@@ -31,8 +31,6 @@ DEFAULT_BATCH_SPANS = 64
 Most spans of one export. OpenTelemetry's own default is 512, for which the thread that exports
 would compete with the event loop for tens of milliseconds at a time.
 """
-DEFAULT_TIMEOUT_S = 10.0
-"""Seconds for which one export is tried: OpenTelemetry's own default."""
 LOG_INTERVAL_S = 10.0
 """Seconds from one line about lost spans to the next."""
 

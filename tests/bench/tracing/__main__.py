@@ -52,8 +52,7 @@ def trace_one(tracer: RequestTracer, traceparent: str) -> None:
     arrival_s = time.monotonic()
     with tracer.request(request, RPC, {"traceparent": traceparent}, arrival_s) as traced:
         if traced is not None:
-            traced.note_started(started, "tenant")
-            traced.ends = lambda: {0: end}
+            traced.follow(started, "tenant", lambda: {0: end}, lambda: None)
             for kind, value in ((ProgressKind.SCHEDULED, 0), (ProgressKind.PREFILLED, 3)):
                 traced.note_progress(0, StreamProgress(1, int(kind), value), arrival_s)
 
