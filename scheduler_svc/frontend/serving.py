@@ -84,7 +84,7 @@ class RequestServing:
         self.clock = clock
         self.core = core
         if tracer is not None:
-            core.on_change(lambda: tracer.look(core.availability))
+            core.on_change(lambda: tracer.note_availability(core.availability))
             core.on_step = tracer.steps.note
 
     async def loaded(self, request: NamesModel) -> LoadedModel:

@@ -190,7 +190,7 @@ class ExecutorInUse(msgspec.Struct, frozen=True):
 
 
 class ExecutorRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One executor that serves or is to; the fields of `tandem.admin.v1.ExecutorSummary`."""
+    """An executor that serves or is expected to, as in `tandem.admin.v1.ExecutorSummary`."""
 
     address: str
     reached_at: str
@@ -219,7 +219,7 @@ class ExecutorRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExecutorList(msgspec.Struct, frozen=True):
-    """Every executor that serves or is to, in the order in which they were named."""
+    """Every executor that serves or is expected to, in the order in which they were named."""
 
     executors: tuple[ExecutorRow, ...]
 
@@ -316,7 +316,7 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         device_memory_bytes: Last reported by the executor; 0 where unknown.
         model_name: Model served; empty before the first executor.
         model_fingerprint: Its revision.
-        executors: A row per executor that serves or is to.
+        executors: A row per executor that serves or is expected to.
         progressing: False while a step in flight is older than it should be.
         frontends_alive: False while a frontend was not heard for as long as liveness allows.
         processes: The newest report of each process of the service.

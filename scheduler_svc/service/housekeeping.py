@@ -6,7 +6,7 @@ from math import inf
 
 from scheduler_svc.service.drain import Drain
 from scheduler_svc.service.executors.operations import ExecutorOperations
-from scheduler_svc.service.observe.queries import Queries
+from scheduler_svc.service.operate.queries import Queries
 from scheduler_svc.service.publisher import RETRY_S
 from scheduler_svc.service.service_state import ServiceState
 

@@ -15,7 +15,7 @@ from scheduler_svc.core.request.tenant import DEFAULT_TENANT_LIMITS
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.ipc.messages import Accepted, EndStream, FrontendMessage, Hello, Query, Submit
 from scheduler_svc.service.observe.metrics import CoreMetrics
-from scheduler_svc.service.observe.queries import Queries
+from scheduler_svc.service.operate.queries import Queries
 from scheduler_svc.service.publisher import Publisher, frontend_of, handle_of, refusal
 from scheduler_svc.service.service_state import ServiceState
 from tandem.errors import (

@@ -34,9 +34,9 @@ from scheduler_svc.service.executors.operations import ExecutorOperations
 from scheduler_svc.service.housekeeping import LOOK_INTERVAL_S, Housekeeping
 from scheduler_svc.service.intake import Intake
 from scheduler_svc.service.observe.metrics import CoreMetrics
-from scheduler_svc.service.observe.queries import Queries
 from scheduler_svc.service.observe.step_lines import Load, StepLines
 from scheduler_svc.service.observe.step_traces import StepTraces
+from scheduler_svc.service.operate.queries import Queries
 from scheduler_svc.service.publisher import RETRY_S, Publisher
 from scheduler_svc.service.queue_positions import QueuePositions
 from scheduler_svc.service.service_state import ServiceState

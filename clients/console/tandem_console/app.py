@@ -1,4 +1,4 @@
-"""The app: the page and its files, login, and looks as JSON and as server-sent events."""
+"""The app: the page and its files, login, and snapshots as JSON and as server-sent events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tandem_console.headers import Guard
 from tandem_console.logins import LoginRefused, check_site, token_of
 from tandem_console.sessions import Sessions
 from tandem_console.settings import Settings
-from tandem_console.watch import Sight
+from tandem_console.watch import Watched
 
 COOKIE = "tandem_console"
 MAX_STREAMS = 128
@@ -62,32 +62,32 @@ class Console:
             await self._sessions.close()
 
     async def end_streams(self) -> None:
-        """End all sessions, and with them the streams of looks."""
+        """End all sessions, and with them the streams of snapshots."""
         if self._sessions is not None:
             await self._sessions.close()
 
-    async def look(self, request: Request) -> Response:
-        """Return the newest look, or why there is none."""
+    async def snapshot(self, request: Request) -> Response:
+        """Return the newest snapshot, or why there is none."""
         cookie = request.cookies.get(COOKIE)
         try:
-            sight = await self._in_use.watch_of(cookie).first()
+            state = await self._in_use.watch_of(cookie).first()
         except Unauthenticated as error:
             return _failure(401, error.reason, error.message)
         has_session = self._in_use.has(cookie)
-        if not has_session and sight.error is None:
+        if not has_session and state.error is None:
             self._warn_of_open()
-        told = self._told(sight) | {"logged_in": has_session}
-        return JSONResponse(told, 200 if sight.error is None else _status(sight.error))
+        told = self._told(state) | {"logged_in": has_session}
+        return JSONResponse(told, 200 if state.error is None else _status(state.error))
 
     async def events(self, request: Request) -> Response:
-        """Stream every look as an event, until the browser leaves or the scheduler refuses."""
+        """Stream every snapshot as an event, until the browser leaves or the scheduler refuses."""
         if self._num_streams >= MAX_STREAMS:
             return _failure(503, "TOO_MANY_STREAMS", "too many pages are open: close one")
         try:
-            looks = self._in_use.watch_of(request.cookies.get(COOKIE)).stream()
+            snapshots = self._in_use.watch_of(request.cookies.get(COOKIE)).stream()
         except Unauthenticated as error:
             return _failure(401, error.reason, error.message)
-        return StreamingResponse(self._streamed(looks), media_type="text/event-stream")
+        return StreamingResponse(self._streamed(snapshots), media_type="text/event-stream")
 
     async def log_in(self, request: Request) -> Response:
         """Open a session for a token; the cookie holds no part of it."""
@@ -133,41 +133,41 @@ class Console:
             )
         self._has_warned = True
 
-    def _told(self, sight: Sight) -> dict[str, Any]:
-        """Return what a page gets of a sight."""
-        error = sight.error
+    def _told(self, state: Watched) -> dict[str, Any]:
+        """Return what a page gets of a state."""
+        error = state.error
         return {
             "address": self._settings.admin_address,
             "interval_s": self._settings.interval_s,
-            "number": sight.number,
-            "at_s": sight.at_s,
-            "view": sight.view,
+            "number": state.number,
+            "at_s": state.at_s,
+            "view": state.view,
             "error": None
             if error is None
-            else {"reason": error.reason, "message": error.message, "final": sight.is_refused},
+            else {"reason": error.reason, "message": error.message, "final": state.is_refused},
         }
 
-    async def _streamed(self, looks: AsyncGenerator[Sight, None]) -> AsyncIterator[str]:
+    async def _streamed(self, snapshots: AsyncGenerator[Watched, None]) -> AsyncIterator[str]:
         self._num_streams += 1
-        following = asyncio.ensure_future(anext(looks, None))
+        following = asyncio.ensure_future(anext(snapshots, None))
         try:
             while True:
                 done, _ = await asyncio.wait({following}, timeout=HEARTBEAT_S)
                 if not done:
                     yield ": still here\n\n"
                     continue
-                sight = following.result()
-                if sight is None:
+                state = following.result()
+                if state is None:
                     return
                 # JSON has no line break outside of texts, and there it is escaped.
-                yield f"event: look\ndata: {json.dumps(self._told(sight))}\n\n"
-                following = asyncio.ensure_future(anext(looks, None))
+                yield f"event: snapshot\ndata: {json.dumps(self._told(state))}\n\n"
+                following = asyncio.ensure_future(anext(snapshots, None))
         finally:
             self._num_streams -= 1
             following.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await following
-            await looks.aclose()
+            await snapshots.aclose()
 
 
 def make_app(settings: Settings) -> Guard:
@@ -189,7 +189,7 @@ def make_app(settings: Settings) -> Guard:
     app = Starlette(
         routes=[
             *static,
-            Route("/look", console.look),
+            Route("/snapshot", console.snapshot),
             Route("/events", console.events),
             Route("/login", console.log_in, methods=["POST"]),
             Route("/logout", console.log_out, methods=["POST"]),

@@ -30,7 +30,7 @@ def run(arguments: Sequence[str]) -> int:
 
     def tell(address: str) -> None:
         _log.info("listening", at=address, scheduler=settings.admin_address)
-        # The scheduler decides who is served; where it serves everyone, the first look warns.
+        # The scheduler decides who is served; where it serves everyone, the first snapshot warns.
         warn_where_unprotected(
             {"listen": address},
             is_encrypted=settings.tls_cert is not None,

@@ -56,7 +56,7 @@ class Sessions:
         Args:
             admin_address: The scheduler's address for operators.
             options: Returns the settings of a new connection, without a token.
-            interval_s: Seconds between two looks.
+            interval_s: Seconds between two snapshots.
             asks_login: True if connections have a certificate, which must not vouch for a browser:
                 each needs a session, and the scheduler must refuse tokens that it does not know.
             clock: Returns seconds.
@@ -164,9 +164,9 @@ class Sessions:
 
     async def _check(self, watch: Watch) -> None:
         """Raise an error unless the scheduler answers a token, and would refuse others."""
-        sight = await watch.first()
-        if sight.error is not None:
-            raise sight.error
+        state = await watch.first()
+        if state.error is not None:
+            raise state.error
         if not self._asks_login:
             return
         guess = self._watch(secrets.token_urlsafe(32))

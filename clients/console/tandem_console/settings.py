@@ -37,7 +37,7 @@ class Settings(HttpServerSettings):
 
     Attributes:
         admin_address: The scheduler's address for operators.
-        interval_s: Seconds between two looks at the scheduler.
+        interval_s: Seconds between two snapshots of the scheduler.
     """
 
     admin_address: str = DEFAULT_ADMIN_ADDRESS
@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         type=float,
         default=1.0,
-        help=f"seconds between two looks, {SHORTEST_S:g} to {LONGEST_S:g}; default: %(default)s",
+        help=f"seconds between snapshots, {SHORTEST_S:g} to {LONGEST_S:g}; default: %(default)s",
     )
     add_process_flags(parser)
     return parser

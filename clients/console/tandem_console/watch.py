@@ -16,31 +16,31 @@ from tandem.errors import InternalError
 from tandem.status import CallCancelled
 from tandem_client.admin.aio import AsyncAdminClient
 from tandem_client.streams.retry import is_transient
-from tandem_client.views.look import Look, take_look_async
-from tandem_client.views.looks import Looks
+from tandem_client.views.history import SnapshotHistory
 from tandem_client.views.model import as_plain, view_of
+from tandem_client.views.snapshot import Snapshot, take_snapshot_async
 
-LOOK_S = 5.0
-"""Longest wait in seconds for each answer of one look; then the next look begins."""
+ANSWER_S = 5.0
+"""Longest wait in seconds for each answer of one snapshot; then the next snapshot begins."""
 LINGER_S = 30.0
-"""Seconds for which looking goes on after the last browser has left, so that plots go on too."""
+"""Seconds for which polling goes on after the last browser has left, so that plots go on too."""
 ENDED = "this session has ended: log in again"
-BROKEN = "the console could not make a view of the scheduler's answer, and looks again: see its log"
+BROKEN = "the console could not make a view of the scheduler's answer, and polls again: see its log"
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class Watched:
     """
-    Newest view of the scheduler, and the failure of the newest look if it failed.
+    Newest view of the scheduler, and the failure of the newest snapshot if it failed.
 
     Attributes:
-        number: Number of the look, from 1; one that failed counts too.
+        number: Number of the snapshot, from 1; one that failed counts too.
         view: The newest view for JSON; None before the first answer.
         at_s: Time of the view, in seconds since 1970; 0 before the first.
-        error: Failure of the newest look; None where it was answered.
-        is_refused: True if further looks would fail likewise, so that none is taken.
+        error: Failure of the newest snapshot; None where it was answered.
+        is_refused: True if further snapshots would fail likewise, so that none is taken.
     """
 
     number: int = 0
@@ -51,7 +51,7 @@ class Sight:
 
 
 class Watch:
-    """Looks at a scheduler while browsers want them. Owned by the server's event loop."""
+    """Polling of a scheduler while browsers want it. Owned by the server's event loop."""
 
     def __init__(
         self,
@@ -63,108 +63,108 @@ class Watch:
         """
         Args:
             admin: Connection with the credential; closed by `close`.
-            interval_s: Seconds between two looks.
+            interval_s: Seconds between two snapshots.
             clock: Returns seconds.
         """
         self._admin = admin
         self._interval_s = interval_s
         self._clock = clock
-        self._looks: Looks | None = None
-        self._sight = Sight()
+        self._history: SnapshotHistory | None = None
+        self._state = Watched()
         self._old = 0
-        """Number of the last look of an earlier time in which looks were taken."""
+        """Number of the last snapshot of an earlier time of polling."""
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
         self.used_s = clock()
         """Last time at which a browser asked."""
         self.num_streams = 0
-        """Streams of looks that are open."""
+        """Streams of snapshots that are open."""
 
-    async def first(self) -> Sight:
-        """Return the newest sight; where no looks were being taken, the one of a new look."""
-        self._keep_looking()
-        is_new = self._sight.number > self._old
-        return self._sight if is_new else await self._after(self._old)
+    async def first(self) -> Watched:
+        """Return the newest state; after a time without polling, that of a new snapshot."""
+        self._keep_polling()
+        is_new = self._state.number > self._old
+        return self._state if is_new else await self._after(self._old)
 
-    async def stream(self) -> AsyncGenerator[Sight, None]:
+    async def stream(self) -> AsyncGenerator[Watched, None]:
         """
-        Yield the newest sight now and after each look; ends after a look that was refused, and
+        Yield the newest state now and after each snapshot; ends after a refused snapshot and
         after `close`.
         """
         self.num_streams += 1
         try:
-            sight = await self.first()
-            yield sight
-            while not sight.is_refused:
-                self._keep_looking()
-                sight = await self._after(sight.number)
-                yield sight
+            state = await self.first()
+            yield state
+            while not state.is_refused:
+                self._keep_polling()
+                state = await self._after(state.number)
+                yield state
         finally:
             self.num_streams -= 1
             self.used_s = self._clock()
 
     async def close(self) -> None:
-        """Stop looking, tell that to all that still wait for a look, and close the connection."""
+        """Stop polling, tell all that still wait for a snapshot, and close the connection."""
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         await self._show(
-            Sight(number=self._sight.number + 1, error=Unauthenticated(ENDED), is_refused=True)
+            Watched(number=self._state.number + 1, error=Unauthenticated(ENDED), is_refused=True)
         )
         await self._admin.close()
 
     @property
-    def _is_looking(self) -> bool:
+    def _is_polling(self) -> bool:
         return self._task is not None and not self._task.done()
 
-    def _keep_looking(self) -> None:
+    def _keep_polling(self) -> None:
         self.used_s = self._clock()
-        if not self._is_looking and not self._is_closed:
-            self._old = self._sight.number
-            self._task = asyncio.create_task(self._look_on())
+        if not self._is_polling and not self._is_closed:
+            self._old = self._state.number
+            self._task = asyncio.create_task(self._poll())
 
-    async def _after(self, number: int) -> Sight:
+    async def _after(self, number: int) -> Watched:
         async with self._changed:
-            await self._changed.wait_for(lambda: self._sight.number > number)
-            return self._sight
+            await self._changed.wait_for(lambda: self._state.number > number)
+            return self._state
 
-    async def _show(self, sight: Sight) -> None:
+    async def _show(self, state: Watched) -> None:
         async with self._changed:
-            self._sight = sight
+            self._state = state
             self._changed.notify_all()
 
-    async def _look_on(self) -> None:
-        """Look until no browser has asked for a while, and at least once: a browser waits."""
+    async def _poll(self) -> None:
+        """Poll until no browser has asked for a while, and at least once: a browser waits."""
         while True:
-            sight = await self._look()
-            await self._show(sight)
+            state = await self._take()
+            await self._show(state)
             is_wanted = self.num_streams or self._clock() - self.used_s < LINGER_S
-            if sight.is_refused or not is_wanted or self._is_closed:
+            if state.is_refused or not is_wanted or self._is_closed:
                 return
             await asyncio.sleep(self._interval_s)
 
-    async def _look(self) -> Sight:
-        number = self._sight.number + 1
+    async def _take(self) -> Watched:
+        number = self._state.number + 1
         try:
-            look = await take_look_async(self._admin, LOOK_S)
-            view = as_plain(view_of(self._seen(look)))
+            snapshot = await take_snapshot_async(self._admin, ANSWER_S)
+            view = as_plain(view_of(self._seen(snapshot)))
         except TandemError as error:
             may_pass = is_transient(error) or isinstance(error, (CallCancelled, DeadlineExceeded))
-            return replace(self._sight, number=number, error=error, is_refused=not may_pass)
+            return replace(self._state, number=number, error=error, is_refused=not may_pass)
         except Exception:  # noqa: BLE001  # a bug: browsers would else wait for ever
-            before = self._sight.error
+            before = self._state.error
             if before is None or before.message != BROKEN:
-                _log.exception("look_broken")
-            self._looks = None  # the looks before may be what it stumbles over
-            return replace(self._sight, number=number, error=InternalError(BROKEN))
-        return Sight(number=number, view=view, at_s=time.time())
+                _log.exception("snapshot_broken")
+            self._history = None  # the snapshots before may be what it stumbles over
+            return replace(self._state, number=number, error=InternalError(BROKEN))
+        return Watched(number=number, view=view, at_s=time.time())
 
-    def _seen(self, look: Look) -> Looks:
-        if self._looks is None:
-            self._looks = Looks(look, self._interval_s)
+    def _seen(self, snapshot: Snapshot) -> SnapshotHistory:
+        if self._history is None:
+            self._history = SnapshotHistory(snapshot, self._interval_s)
         else:
-            self._looks.add(look)
-        return self._looks
+            self._history.add(snapshot)
+        return self._history

@@ -36,7 +36,7 @@ def checked_grace_s(grace_s: float) -> float:
 
 
 async def list_executors(core: CoreClient) -> pb.ListExecutorsResponse:
-    """Return every executor that serves or is to."""
+    """Return every executor that serves or is expected to."""
     rows = decode_executors(await core.query("executors")).executors
     return pb.ListExecutorsResponse(executors=[_summary(row) for row in rows])
 

@@ -230,7 +230,7 @@ class RequestTracer:
         else:
             self._end(traced, None)
 
-    def look(self, availability: Availability) -> None:
+    def note_availability(self, availability: Availability) -> None:
         """Add an event to each live request where executors went or came back."""
         is_attached = availability.executor_attached
         if is_attached is self._attached:

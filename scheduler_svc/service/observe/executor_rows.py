@@ -9,7 +9,7 @@ from scheduler_svc.service.executors.members import Members
 
 def executor_rows(members: Members, *, ready_grace_s: float, now: float) -> tuple[ExecutorRow, ...]:
     """
-    Return one row per executor that serves or is to.
+    Return one row per executor that serves or is expected to.
 
     Args:
         members: The executors.

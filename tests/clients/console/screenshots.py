@@ -27,9 +27,9 @@ from tandem.admin.v1.stats_pb2 import GetStatsResponse
 from tandem.common.v1 import metric_pb2
 from tandem.errors import TandemError
 from tandem_client.cli.top.table import table
-from tandem_client.views.look import take_look
-from tandem_client.views.looks import Looks
+from tandem_client.views.history import SnapshotHistory
 from tandem_client.views.model import as_plain, view_of
+from tandem_client.views.snapshot import take_snapshot
 from tests.clients.console.browser import Browser, browser
 from tests.e2e.cluster import BUNDLED_MODEL, ROOT, Cluster, Process
 from tests.waiting import wait_until
@@ -48,7 +48,7 @@ FIELDS = """
     return [...document.querySelectorAll("[data-field]")].map(
       (one) => [one.dataset.field, one.dataset.value, one.textContent]);
 """
-LOOK = "return document.body.dataset.look ? Number(document.body.dataset.look) : 0;"
+LOOK = "return document.body.dataset.snapshot ? Number(document.body.dataset.snapshot) : 0;"
 
 
 def metric_names() -> dict[str, str]:
@@ -87,33 +87,35 @@ def load(cluster: Cluster) -> Iterator[None]:
         is_over.set()
 
 
-def look_for(cluster: Cluster, seconds: float) -> Looks:
-    """Take a look each second."""
+def poll_for(cluster: Cluster, seconds: float) -> SnapshotHistory:
+    """Take a snapshot each second."""
     with cluster.admin() as admin:
-        looks = Looks(take_look(admin))
+        history = SnapshotHistory(take_snapshot(admin))
         for _ in range(round(seconds)):
             time.sleep(1.0)
-            looks.add(take_look(admin))
-    return looks
+            history.add(take_snapshot(admin))
+    return history
 
 
-def next_look(page: Browser) -> None:
-    """Wait until the page shows a look that began after now."""
+def next_snapshot(page: Browser) -> None:
+    """Wait until the page shows a snapshot that began after now."""
     seen = page.run(LOOK)
-    wait_until(lambda: page.run(LOOK) > seen + 1, "two more looks on the page")
+    wait_until(lambda: page.run(LOOK) > seen + 1, "two more snapshots on the page")
 
 
-def save_top(looks: Looks) -> None:
+def save_top(history: SnapshotHistory) -> None:
     """Write the screen of `tandem top` as SVG."""
     screen = Console(record=True, file=io.StringIO(), width=110, height=45, force_terminal=True)
-    screen.print(table(view_of(looks), 110, height=45))
+    screen.print(table(view_of(history), 110, height=45))
     drawn = screen.export_svg(title="tandem top")
     # The picture must load nothing: without its fonts it has those of its reader.
     drawn = re.sub(r"@font-face \{.*?\}|<!--.*?-->", "", drawn, flags=re.DOTALL)
     (FOLDER / "top.svg").write_text(drawn, encoding="utf-8")
 
 
-def compare(page: Browser, cluster: Cluster, looks: Looks) -> tuple[list[str], list[str]]:
+def compare(
+    page: Browser, cluster: Cluster, history: SnapshotHistory
+) -> tuple[list[str], list[str]]:
     """Return lines of a table of all numbers, and the names of those that differ."""
     metrics_address = cluster.scheduler.addresses()["metrics_address"]
     text = httpx.get(f"http://{metrics_address}/metrics", trust_env=False).text
@@ -125,8 +127,8 @@ def compare(page: Browser, cluster: Cluster, looks: Looks) -> tuple[list[str], l
     }
     stats, names = cluster.stats(), metric_names()
     with cluster.admin() as admin:
-        looks.add(take_look(admin))
-    told = as_plain(view_of(looks))["stats"]
+        history.add(take_snapshot(admin))
+    told = as_plain(view_of(history))["stats"]
     lines, differing = [], []
     for name, raw, shown in page.run(FIELDS):
         expected = getattr(stats, name)
@@ -157,13 +159,13 @@ def main() -> int:
         page = stack.enter_context(browser())
         page.open(f"http://{console.addresses()['address']}/")
         stack.enter_context(load(cluster))
-        looks = look_for(cluster, LOAD_S)
-        save_top(looks)
+        history = poll_for(cluster, LOAD_S)
+        save_top(history)
         (FOLDER / "console.png").write_bytes(page.screenshot())
         with cluster.held():
             wait_until(lambda: cluster.stats().steps == steps_later(cluster), "no step")
-            next_look(page)
-            lines, differing = compare(page, cluster, looks)
+            next_snapshot(page)
+            lines, differing = compare(page, cluster, history)
     page_of_numbers = "\n".join([HEAD, *lines, ""])
     (FOLDER / "numbers.md").write_text(page_of_numbers, encoding="utf-8")
     sys.stdout.write(json.dumps({"fields": len(lines), "differing": differing}) + "\n")

@@ -21,7 +21,16 @@ from tests.clients.console.serving import console
 from tests.clients.python.fake_server import fake_server
 
 TOKEN = "a-token-of-an-operator"
-PATHS = ("/", "/main.js", "/draw.js", "/plots.js", "/style.css", "/icon.svg", "/look", "/nothing")
+PATHS = (
+    "/",
+    "/main.js",
+    "/draw.js",
+    "/plots.js",
+    "/style.css",
+    "/icon.svg",
+    "/snapshot",
+    "/nothing",
+)
 
 
 @pytest.fixture
@@ -31,11 +40,11 @@ def secured(server):
     return server
 
 
-def looks(answer: httpx.Response) -> Iterator[dict]:
-    """Return the looks of a stream of events as they come."""
+def snapshots(answer: httpx.Response) -> Iterator[dict]:
+    """Return the snapshots of a stream of events as they come."""
     lines = answer.iter_lines()
     for line in lines:
-        if line == "event: look":
+        if line == "event: snapshot":
             yield json.loads(next(lines).removeprefix("data: "))
 
 
@@ -76,9 +85,9 @@ class TestPage:
 
     def test_other_methods_change_nothing(self, http):
         """
-        A look cannot be posted, and a login cannot be got.
+        A snapshot cannot be posted, and a login cannot be got.
         """
-        assert [405, 405] == [http.post("/look").status_code, http.get("/login").status_code]
+        assert [405, 405] == [http.post("/snapshot").status_code, http.get("/login").status_code]
 
 
 class TestHost:
@@ -89,7 +98,7 @@ class TestHost:
         """
         A page elsewhere whose name means this machine cannot read the console.
         """
-        answer = http.get("/look", headers={"host": host})
+        answer = http.get("/snapshot", headers={"host": host})
         assert (421, True) == (answer.status_code, "localhost" in answer.text)
 
     @pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:8081"])
@@ -97,7 +106,7 @@ class TestHost:
         """
         The names of loopback are served, with and without a port.
         """
-        assert 200 == http.get("/look", headers={"host": host}).status_code
+        assert 200 == http.get("/snapshot", headers={"host": host}).status_code
 
     def test_console_for_others_is_served_by_any_name(self, server):
         """
@@ -105,44 +114,48 @@ class TestHost:
         """
         app = make_app(Settings(admin_address=server.address, listen="0.0.0.0:8081"))
         with TestClient(app, base_url="http://console.example") as client:
-            assert 200 == client.get("/look").status_code
+            assert 200 == client.get("/snapshot").status_code
 
 
-class TestLooks:
+class TestSnapshotHistory:
     def test_look_has_the_numbers_of_the_server(self, http):
         """
-        A look has every field of GetStats, the requests, and no text of them.
+        A snapshot has every field of GetStats, the requests, and no text of them.
         """
-        look = http.get("/look").json()
-        assert {field.name for field in Stats.DESCRIPTOR.fields} == set(look["view"]["stats"])
+        snapshot = http.get("/snapshot").json()
+        assert {field.name for field in Stats.DESCRIPTOR.fields} == set(snapshot["view"]["stats"])
         assert (2, ["first", "second"], None) == (
-            look["view"]["stats"]["running_requests"],
-            [one["request_id"] for one in look["view"]["requests"]],
-            look["error"],
+            snapshot["view"]["stats"]["running_requests"],
+            [one["request_id"] for one in snapshot["view"]["requests"]],
+            snapshot["error"],
         )
 
-    def test_events_come_look_by_look(self, http, server):
+    def test_events_come_snapshot_by_snapshot(self, http, server):
         """
-        A stream has one event for each look, each newer than the one before, with rates from the second on.
+        A stream has one event for each snapshot, each newer than the one before, with rates from the second on.
         """
         with http.stream("GET", "/events") as answer:
-            seen = [look for look, _ in zip(looks(answer), range(3), strict=False)]
+            seen = [snapshot for snapshot, _ in zip(snapshots(answer), range(3), strict=False)]
         assert "text/event-stream" in answer.headers["content-type"]
-        numbers = [look["number"] for look in seen]
+        numbers = [snapshot["number"] for snapshot in seen]
         assert numbers == list(range(numbers[0], numbers[0] + 3))
-        uptimes = [look["view"]["stats"]["uptime_s"] for look in seen]
+        uptimes = [snapshot["view"]["stats"]["uptime_s"] for snapshot in seen]
         assert sorted(set(uptimes)) == uptimes
         assert seen[-1]["view"]["rates"]["output_tokens_per_s"] == 200.0
 
-    def test_browsers_share_the_looks(self, http, server):
+    def test_browsers_share_the_snapshots(self, http, server):
         """
-        Two pages with the same credential get the same looks: the scheduler is asked once.
+        Two pages with the same credential get the same snapshots: the scheduler is asked once.
         """
         with http.stream("GET", "/events") as one, http.stream("GET", "/events") as other:
-            first, second = looks(one), looks(other)
-            told = {look["number"]: look["at_s"] for look, _ in zip(first, range(3), strict=False)}
+            first, second = snapshots(one), snapshots(other)
+            told = {
+                snapshot["number"]: snapshot["at_s"]
+                for snapshot, _ in zip(first, range(3), strict=False)
+            }
             again = {
-                look["number"]: look["at_s"] for look, _ in zip(second, range(3), strict=False)
+                snapshot["number"]: snapshot["at_s"]
+                for snapshot, _ in zip(second, range(3), strict=False)
             }
         common = told.keys() & again.keys()
         assert common
@@ -156,15 +169,15 @@ class TestLooks:
             url = others.enter_context(console(running.enter_context(fake_server()).address))
             http = others.enter_context(httpx.Client(base_url=url, trust_env=False, timeout=60))
             with http.stream("GET", "/events") as answer:
-                told = looks(answer)
+                told = snapshots(answer)
                 assert next(told)["error"] is None
                 running.close()
-                lost = next(look for look in told if look["error"] is not None)
+                lost = next(snapshot for snapshot in told if snapshot["error"] is not None)
             assert (False, 2) == (
                 lost["error"]["final"],
                 lost["view"]["stats"]["running_requests"],
             )
-            assert 503 == http.get("/look").status_code
+            assert 503 == http.get("/snapshot").status_code
 
 
 class TestLogin:
@@ -172,22 +185,24 @@ class TestLogin:
         """
         A browser that did not log in gets the scheduler's refusal and no number.
         """
-        answer = http.get("/look")
+        answer = http.get("/snapshot")
         assert (401, None) == (answer.status_code, answer.json()["view"])
         assert "UNAUTHENTICATED" == answer.json()["error"]["reason"]
         with http.stream("GET", "/events") as stream:
-            told = list(looks(stream))
-        assert [(None, True)] == [(look["view"], look["error"]["final"]) for look in told]
+            told = list(snapshots(stream))
+        assert [(None, True)] == [
+            (snapshot["view"], snapshot["error"]["final"]) for snapshot in told
+        ]
 
     def test_token_opens_the_view_for_its_browser_alone(self, secured, http, url):
         """
-        After a login the scheduler gets the token with each look; a browser without the cookie stays outside.
+        After a login the scheduler gets the token with each snapshot; a browser without the cookie stays outside.
         """
         assert 204 == http.post("/login", json={"token": TOKEN}).status_code
-        look = http.get("/look")
-        assert (200, True) == (look.status_code, look.json()["logged_in"])
+        snapshot = http.get("/snapshot")
+        assert (200, True) == (snapshot.status_code, snapshot.json()["logged_in"])
         assert f"Bearer {TOKEN}" == secured.seen.operator_tokens[-1]
-        assert 401 == httpx.get(f"{url}/look", trust_env=False).status_code
+        assert 401 == httpx.get(f"{url}/snapshot", trust_env=False).status_code
 
     def test_cookie_is_a_secret_of_the_browser(self, secured, http):
         """
@@ -205,7 +220,7 @@ class TestLogin:
         answer = http.post("/login", json={"token": "guessed"})
         assert (401, "UNAUTHENTICATED") == (answer.status_code, answer.json()["error"]["reason"])
         assert COOKIE not in http.cookies
-        assert 401 == http.get("/look", cookies={COOKIE: "guessed"}).status_code
+        assert 401 == http.get("/snapshot", cookies={COOKIE: "guessed"}).status_code
 
     def test_token_without_the_role_is_forbidden(self, server, http):
         """
@@ -266,7 +281,7 @@ class TestLogin:
         """
         http.post("/login", json={"token": TOKEN})
         answer = http.post("/logout", headers={"sec-fetch-site": "cross-site"})
-        assert (403, 200) == (answer.status_code, http.get("/look").status_code)
+        assert (403, 200) == (answer.status_code, http.get("/snapshot").status_code)
 
     def test_crowd_of_logins_is_told_to_come_again(self, http, monkeypatch):
         """
@@ -286,7 +301,7 @@ class TestLogin:
         """
         http.post("/login", json={"token": TOKEN})
         with http.stream("GET", "/events", timeout=60) as answer:
-            told = looks(answer)
+            told = snapshots(answer)
             assert next(told)["error"] is None
             http.post("/logout")
             last = list(told)[-1]
@@ -299,7 +314,7 @@ class TestLogin:
         http.post("/login", json={"token": TOKEN})
         cookie = http.cookies[COOKIE]
         assert 204 == http.post("/logout").status_code
-        assert 401 == http.get("/look", cookies={COOKIE: cookie}).status_code
+        assert 401 == http.get("/snapshot", cookies={COOKIE: cookie}).status_code
 
     def test_token_that_is_withdrawn_ends_the_view(self, secured, http):
         """
@@ -307,7 +322,7 @@ class TestLogin:
         """
         http.post("/login", json={"token": TOKEN})
         with http.stream("GET", "/events", timeout=60) as answer:
-            told = looks(answer)
+            told = snapshots(answer)
             assert next(told)["error"] is None
             secured.seen.operator_token = "another"
             rest = list(told)
@@ -318,4 +333,4 @@ class TestLogin:
         A token in the console's environment is not used for browsers that have none.
         """
         monkeypatch.setenv("TANDEM_API_KEY", TOKEN)
-        assert 401 == http.get("/look").status_code
+        assert 401 == http.get("/snapshot").status_code

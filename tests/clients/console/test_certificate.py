@@ -56,7 +56,7 @@ class TestCertificate:
         """
         A browser without a session sees nothing, although the scheduler would serve the certificate.
         """
-        answers = [http.get("/look"), http.get("/events")]
+        answers = [http.get("/snapshot"), http.get("/events")]
         assert [401, 401] == [one.status_code for one in answers]
         assert {"UNAUTHENTICATED"} == {one.json()["error"]["reason"] for one in answers}
         assert not strict.seen.operator_tokens
@@ -68,7 +68,7 @@ class TestCertificate:
         strict.seen.operator_token = TOKEN
         assert 401 == http.post("/login", json={"token": "guessed"}).status_code
         assert 204 == http.post("/login", json={"token": TOKEN}).status_code
-        assert 200 == http.get("/look").status_code
+        assert 200 == http.get("/snapshot").status_code
 
     def test_token_that_proves_nothing_opens_nothing(self, http):
         """
@@ -77,20 +77,20 @@ class TestCertificate:
         answer = http.post("/login", json={"token": TOKEN})
         assert (403, "NO_TOKENS_ASKED") == (answer.status_code, answer.json()["error"]["reason"])
         assert "tokens file" in answer.json()["error"]["message"]
-        assert 401 == http.get("/look").status_code
+        assert 401 == http.get("/snapshot").status_code
 
 
 class TestWarning:
     @pytest.mark.parametrize(("token", "num_warnings"), [(None, 1), (TOKEN, 0)])
     def test_console_that_serves_everyone_says_so_once(self, server, token, num_warnings):
         """
-        A console that other machines reach, of a scheduler that asks for no token, warns at its first look.
+        A console that other machines reach, of a scheduler that asks for no token, warns at its first snapshot.
         """
         server.seen.operator_token = token
         app = make_app(Settings(admin_address=server.address, listen="0.0.0.0:8081"))
         with capture_logs() as logged, TestClient(app, base_url="http://console.example") as client:
             for _ in range(2):
-                client.get("/look")
+                client.get("/snapshot")
         warnings = [one for one in logged if one["event"] == "listening_unprotected"]
         assert num_warnings == len(warnings)
         assert all("nothing on it is authenticated" in one["message"] for one in warnings)

@@ -81,7 +81,7 @@ class TestProcess:
             trust_env=False,
         ) as http:
             answer = http.post("/login", json={"token": "token"})
-            assert (204, 200) == (answer.status_code, http.get("/look").status_code)
+            assert (204, 200) == (answer.status_code, http.get("/snapshot").status_code)
             assert "secure" in answer.headers["set-cookie"].lower().split("; ")
         assert "listening_unprotected" not in process.log.read_text()
 

@@ -54,8 +54,8 @@ for (const event of events) {
     const due = timers;
     timers = [];
     due.forEach((call) => call?.());
-  } else if (event.look) {
-    stream.on.look({ data: JSON.stringify(event.look) });
+  } else if (event.snapshot) {
+    stream.on.snapshot({ data: JSON.stringify(event.snapshot) });
   } else {
     stream.readyState = event.state;
     stream.on.error();
@@ -69,7 +69,7 @@ console.log(JSON.stringify(told));
 
 @pytest.fixture
 def play(tmp_path):
-    """Run the script with these answers to /look and these events; return what is seen after each."""
+    """Run the script with these answers to /snapshot and these events; return what is seen after each."""
     node = shutil.which("node")
     if node is None:
         is_missing("node is not here; Debian's package `nodejs` has it")
@@ -88,9 +88,9 @@ def play(tmp_path):
     return run
 
 
-def test_page_asks_again_after_an_answer_that_is_no_look(play):
+def test_page_asks_again_after_an_answer_that_is_no_snapshot(play):
     """
-    An error page of a proxy is shown as trouble, and the page asks until it gets a look.
+    An error page of a proxy is shown as trouble, and the page asks until it gets a snapshot.
     """
     first, second, third = play([HTML, HTML, LOOK], [{"timer": True}, {"timer": True}])
     assert first["trouble"].startswith("Reconnecting")
@@ -122,6 +122,6 @@ def test_page_whose_session_ended_looks_for_another(play, answer, asks_for_token
     """
     After a login in another page the browser has a new session, which the page follows; else it asks for a token.
     """
-    _, after = play([LOOK, answer], [{"look": ENDED}])
+    _, after = play([LOOK, answer], [{"snapshot": ENDED}])
     assert (asks_for_token, num_streams) == (after["login"], after["streams"])
     assert ("no token" if asks_for_token else "") == after["refusal"]

@@ -48,7 +48,7 @@ def test_views_have_the_numbers_of_the_server(small):
         result = CliRunner().invoke(app, ["top", "--once", "--json", "--interval-s=0.1", *where])
         top = json.loads(result.stdout)
         with console(small.admin_address) as url:
-            page = httpx.get(f"{url}/look", trust_env=False).json()["view"]
+            page = httpx.get(f"{url}/snapshot", trust_env=False).json()["view"]
         screen = CliRunner().invoke(app, ["top", "--once", "--interval-s=0.1", *where]).stdout
         holding.close()
         reader.join()

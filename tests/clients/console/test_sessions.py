@@ -28,7 +28,7 @@ def clock():
 
 @pytest.fixture
 async def quick(server, clock):
-    """Sessions whose looks follow each other at once."""
+    """Sessions whose snapshots follow each other at once."""
     made = Sessions(server.address, ChannelOptions, 0.01, clock=clock)
     yield made
     await made.close()
@@ -77,22 +77,22 @@ class TestSessions:
         await page.aclose()
         await other.aclose()
 
-    async def test_looking_ends_with_the_last_page(self, server, sessions, monkeypatch):
+    async def test_polling_ends_with_the_last_page(self, server, sessions, monkeypatch):
         """
-        Once no browser has asked for a while, the scheduler is not asked either; the next browser gets a new look.
+        Once no browser has asked for a while, the scheduler is not asked either; the next browser gets a new snapshot.
         """
         monkeypatch.setattr("tandem_console.watch.LINGER_S", 0.0)
         watch = sessions.watch_of(None)
         before = await watch.first()
         await asyncio.wait([watch._task], timeout=60)
         assert watch._task.done()
-        num_looks = server.seen.num_looks
+        num_polls = server.seen.num_polls
         after = await watch.first()
-        assert (before.number + 1, num_looks + 1) == (after.number, server.seen.num_looks)
+        assert (before.number + 1, num_polls + 1) == (after.number, server.seen.num_polls)
 
     async def test_open_page_keeps_its_session(self, quick, clock):
         """
-        A page that is open uses its session with each look.
+        A page that is open uses its session with each snapshot.
         """
         cookie = await quick.log_in("token")
         page = quick.watch_of(cookie).stream()
@@ -112,9 +112,9 @@ class TestSessions:
         clock.now_s += IDLE_S
         used = sessions.watch_of(await sessions.log_in("used"))
         sweeping = asyncio.create_task(sessions.sweep_on())
-        sight = await over._after(1)  # the next look is a minute away
+        state = await over._after(1)  # the next snapshot is a minute away
         sweeping.cancel()
-        assert isinstance(sight.error, Unauthenticated)
+        assert isinstance(state.error, Unauthenticated)
         assert (await used.first()).error is None
 
     async def test_logins_at_once_take_no_place_twice(self, sessions, monkeypatch):
@@ -131,13 +131,13 @@ class TestSessions:
         Once as many logins wait as may, the next is refused at once, and those that wait succeed.
         """
         monkeypatch.setattr(module, "MAX_WAITING_LOGINS", 1)
-        server.seen.answers_looks.clear()
+        server.seen.answers_polls.clear()
         waiting = [asyncio.create_task(sessions.log_in(f"{at}")) for at in range(MAX_LOGINS + 1)]
         await asyncio.sleep(0)
         try:
             with pytest.raises(TooManyLogins):
                 await sessions.log_in("last")
         finally:
-            server.seen.answers_looks.set()
+            server.seen.answers_polls.set()
             cookies = await asyncio.gather(*waiting)
         assert all(map(sessions.has, cookies))

@@ -1,4 +1,4 @@
-"""Looks for all browsers with one credential: their end, and bugs of the console."""
+"""Snapshots for all browsers with one credential: their end, and bugs of the console."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tandem_console.watch import Watch
 
 @pytest.fixture
 async def slow(server):
-    """A watch whose looks are a minute apart."""
+    """A watch whose snapshots are a minute apart."""
     made = Watch(AsyncAdminClient(server.address, retry=NO_RETRY), 60.0)
     yield made
     await made.close()
@@ -25,7 +25,7 @@ async def slow(server):
 
 @pytest.fixture
 async def quick(server):
-    """A watch whose looks follow each other at once."""
+    """A watch whose snapshots follow each other at once."""
     made = Watch(AsyncAdminClient(server.address, retry=NO_RETRY), 0.01)
     yield made
     await made.close()
@@ -33,7 +33,7 @@ async def quick(server):
 
 async def test_end_is_told_to_all_that_wait(slow):
     """
-    When a watch is closed, the pages that have it open get a last sight that says so, and no look is taken any more.
+    When a watch is closed, the pages that have it open get a last state that says so, and no snapshot is taken any more.
     """
     pages = [slow.stream() for _ in range(2)]
     for page in pages:
@@ -41,34 +41,34 @@ async def test_end_is_told_to_all_that_wait(slow):
     waiting = [asyncio.ensure_future(anext(page)) for page in pages]
     await asyncio.sleep(0)
     await slow.close()
-    for sight in [*await asyncio.gather(*waiting), await slow.first()]:
-        assert isinstance(sight.error, Unauthenticated)
-        assert sight.is_refused
+    for state in [*await asyncio.gather(*waiting), await slow.first()]:
+        assert isinstance(state.error, Unauthenticated)
+        assert state.is_refused
     assert slow._task.done()
     assert [None, None] == [await anext(page, None) for page in pages]
 
 
-async def test_bug_is_told_and_looking_goes_on(quick, monkeypatch):
+async def test_bug_is_told_and_polling_goes_on(quick, monkeypatch):
     """
-    A look that the console cannot make a view of is an internal error on the page, and the next may be well.
+    A snapshot that the console cannot make a view of is an internal error on the page, and the next may be well.
     """
     broken = [True]
     view_of = module.view_of
 
-    def fragile(looks):
+    def fragile(history):
         if broken:
             raise ValueError
-        return view_of(looks)
+        return view_of(history)
 
     monkeypatch.setattr(module, "view_of", fragile)
     page = quick.stream()
     with capture_logs() as logged:
-        sights = [await anext(page) for _ in range(3)]
-    assert all(isinstance(one.error, InternalError) for one in sights)
-    assert not any(one.is_refused for one in sights)
-    assert ["look_broken"] == [one["event"] for one in logged]
+        states = [await anext(page) for _ in range(3)]
+    assert all(isinstance(one.error, InternalError) for one in states)
+    assert not any(one.is_refused for one in states)
+    assert ["snapshot_broken"] == [one["event"] for one in logged]
     broken.clear()
-    while (sight := await anext(page)).error is not None:
+    while (state := await anext(page)).error is not None:
         pass
-    assert sight.view is not None
+    assert state.view is not None
     await page.aclose()

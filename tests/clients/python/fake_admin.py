@@ -15,7 +15,7 @@ from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.inference.v1 import tokens_pb2
 from tandem.status import to_grpc_status
 
-LONGEST_LOOK_S = 60.0
+LONGEST_ANSWER_S = 60.0
 """Seconds after which GetStats answers all the same."""
 REQUESTS = (
     requests_pb2.RequestSummary(
@@ -80,7 +80,7 @@ EXECUTORS = (
 FIRST_TOKENS = activity_pb2.Histogram(
     name="time_to_first_token", upper_bounds_s=(0.1, 0.2), counts=(1, 1, 0), sum_s=0.25
 )
-"""Gain of each look."""
+"""Gain of each snapshot."""
 STEPS = (
     activity_pb2.StepSample(
         number=7, executor="box:1", at_s=1.0, total_s=0.02, compute_s=0.005, tokens=64, requests=3
@@ -131,9 +131,9 @@ class Seen:
     tokenized: list[tokens_pb2.TokenizeRequest] = field(default_factory=list)
     detokenized: list[tokens_pb2.DetokenizeRequest] = field(default_factory=list)
     num_flushes: int = 0
-    num_looks: int = 0
+    num_polls: int = 0
     """Calls of GetStats: each finds the server 1.5 s older."""
-    answers_looks: threading.Event = field(default_factory=_set_event)
+    answers_polls: threading.Event = field(default_factory=_set_event)
     """Event that must be set for GetStats to answer."""
     model: str = "fake"
     live: list[requests_pb2.RequestSummary] | None = None
@@ -181,10 +181,10 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
             await context.abort_with_status(to_grpc_status(error))
         if self._seen.operator_error is not None:
             await context.abort_with_status(to_grpc_status(self._seen.operator_error))
-        if not self._seen.answers_looks.is_set():
-            await asyncio.to_thread(self._seen.answers_looks.wait, LONGEST_LOOK_S)
-        self._seen.num_looks += 1
-        looks = self._seen.num_looks
+        if not self._seen.answers_polls.is_set():
+            await asyncio.to_thread(self._seen.answers_polls.wait, LONGEST_ANSWER_S)
+        self._seen.num_polls += 1
+        snapshots = self._seen.num_polls
         return stats_pb2.GetStatsResponse(
             running_requests=2,
             used_blocks=5,
@@ -192,15 +192,15 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
             free_blocks=1,
             total_blocks=9,
             token_usage=5 / 9,
-            uptime_s=1.5 * looks,
-            prefix_cache_lookup_tokens=200 * looks,
-            prefix_cache_hit_tokens=50 * looks,
-            output_tokens=300 * looks,
-            prefill_tokens=1_500 * looks,
-            first_tokens=2 * looks,
-            time_to_first_token_s=0.25 * looks,
-            next_tokens=100 * looks,
-            inter_token_s=1.25 * looks,
+            uptime_s=1.5 * snapshots,
+            prefix_cache_lookup_tokens=200 * snapshots,
+            prefix_cache_hit_tokens=50 * snapshots,
+            output_tokens=300 * snapshots,
+            prefill_tokens=1_500 * snapshots,
+            first_tokens=2 * snapshots,
+            time_to_first_token_s=0.25 * snapshots,
+            next_tokens=100 * snapshots,
+            inter_token_s=1.25 * snapshots,
             model=self._seen.model,
             dtype="float32",
             max_model_len=512,
@@ -209,23 +209,23 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
             refused_by_limit={"max_num_seqs": 6},
             schedule_policy="lpm",
             executor_refusal=self._seen.executor_refusal,
-            steps=200 * looks,
-            graph_steps=150 * looks,
-            executor_queued_s=0.1 * looks,
-            executor_forward_s=1.0 * looks,
-            executor_sample_s=0.25 * looks,
+            steps=200 * snapshots,
+            graph_steps=150 * snapshots,
+            executor_queued_s=0.1 * snapshots,
+            executor_forward_s=1.0 * snapshots,
+            executor_sample_s=0.25 * snapshots,
         )
 
     async def GetActivity(self, request, context):  # noqa: N802  # the rpc's name
         if not self._seen.tells_activity:
             await context.abort_with_status(to_grpc_status(Unimplemented("no such method")))
         self._seen.num_steps_asked.append(request.max_steps)
-        looks = self._seen.num_looks
+        snapshots = self._seen.num_polls
         gained = activity_pb2.Histogram()
         gained.CopyFrom(FIRST_TOKENS)
-        gained.counts[:] = [count * looks for count in FIRST_TOKENS.counts]
+        gained.counts[:] = [count * snapshots for count in FIRST_TOKENS.counts]
         return activity_pb2.GetActivityResponse(
-            uptime_s=1.5 * looks, histograms=[gained], steps=STEPS, faults=FAULTS
+            uptime_s=1.5 * snapshots, histograms=[gained], steps=STEPS, faults=FAULTS
         )
 
     async def Drain(self, request, context):  # noqa: N802  # the rpc's name

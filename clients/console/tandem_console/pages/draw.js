@@ -1,4 +1,4 @@
-// The page of one look. Every text of the server becomes a text node: none of it is ever read as HTML.
+// The page of one snapshot. Every text of the server becomes a text node: none of it is ever read as HTML.
 
 import { bars, lines, memoryMap } from "./plots.js";
 
@@ -147,7 +147,7 @@ function put(id, ...children) {
   document.getElementById(id).replaceChildren(...children);
 }
 
-export function draw({ address, view, number: look }) {
+export function draw({ address, view, number: snapshot }) {
   const { stats } = view;
   const state = document.getElementById("state");
   state.textContent = view.state;
@@ -163,5 +163,5 @@ export function draw({ address, view, number: look }) {
   put("counters", ...Object.entries(COUNTERS).map(([name, label]) => element(
     "div", {}, element("dt", {}, label), element("dd", {}, field(stats, name)),
   )));
-  document.body.dataset.look = look;
+  document.body.dataset.snapshot = snapshot;
 }

@@ -1,4 +1,4 @@
-// Decides what the page shows: the form for a token, or looks as they come.
+// Decides what the page shows: the form for a token, or snapshots as they come.
 
 import { draw } from "./draw.js";
 
@@ -29,28 +29,28 @@ function askForToken(text = "") {
   byId("refusal").textContent = text;
 }
 
-function show(look) {
-  const { error, view } = look;
+function show(snapshot) {
+  const { error, view } = snapshot;
   byId("login").hidden = true;
   if (view) {
     byId("view").hidden = false;
-    draw(look);
+    draw(snapshot);
   }
-  const since = look.at_s ? ` The values below are from ${new Date(1000 * look.at_s).toLocaleTimeString()}.` : "";
-  trouble(error ? `Reconnecting to ${look.address}: ${error.message}.${since}` : "");
+  const since = snapshot.at_s ? ` The values below are from ${new Date(1000 * snapshot.at_s).toLocaleTimeString()}.` : "";
+  trouble(error ? `Reconnecting to ${snapshot.address}: ${error.message}.${since}` : "");
 }
 
 function follow() {
   stop();
   events = new EventSource("events");
-  events.addEventListener("look", (event) => {
-    const look = JSON.parse(event.data);
-    if (look.error?.reason === "UNAUTHENTICATED") {
+  events.addEventListener("snapshot", (event) => {
+    const snapshot = JSON.parse(event.data);
+    if (snapshot.error?.reason === "UNAUTHENTICATED") {
       start(true); // another page of this browser may have logged in anew
-    } else if (look.error?.final) {
-      askForToken(look.error.message);
+    } else if (snapshot.error?.final) {
+      askForToken(snapshot.error.message);
     } else {
-      show(look);
+      show(snapshot);
     }
   });
   events.addEventListener("error", () => {
@@ -68,24 +68,24 @@ function startLater() {
   waiting = setTimeout(start, AGAIN_MS);
 }
 
-// A first look by itself, since a stream of events does not tell why it was refused.
+// A first snapshot by itself, since a stream of events does not tell why it was refused.
 async function start(isNew = false) {
   stop();
   let answer;
-  let look;
+  let snapshot;
   try {
-    answer = await fetch("look", { credentials: "same-origin" });
-    look = await answer.json();
+    answer = await fetch("snapshot", { credentials: "same-origin" });
+    snapshot = await answer.json();
   } catch {
     startLater();
     return;
   }
   if (answer.status === 401 || answer.status === 403) {
-    askForToken(isNew ? look.error?.message : "");
+    askForToken(isNew ? snapshot.error?.message : "");
     return;
   }
-  byId("logout").hidden = !look.logged_in;
-  show(look);
+  byId("logout").hidden = !snapshot.logged_in;
+  show(snapshot);
   follow();
 }
 

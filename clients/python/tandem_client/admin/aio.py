@@ -162,7 +162,7 @@ class AsyncAdminClient(AsyncConnection):
         return freed
 
     async def executors(self, *, deadline_s: float | None = None) -> tuple[ExecutorSummary, ...]:
-        """Return every executor that serves or is to; the call is cheap and safe to poll."""
+        """Return every executor that serves or is expected to; cheap and safe to poll."""
         request = executors_pb2.ListExecutorsRequest()
         answer = await self._unary(self._stub.ListExecutors, request, deadline_s)
         return executors_from_proto(answer)

@@ -248,7 +248,7 @@ class AdminClient(Connection):
         return freed
 
     def executors(self, *, deadline_s: float | None = None) -> tuple[ExecutorSummary, ...]:
-        """Return every executor that serves or is to; the call is cheap and safe to poll."""
+        """Return every executor that serves or is expected to; cheap and safe to poll."""
         request = executors_pb2.ListExecutorsRequest()
         return executors_from_proto(self._unary(self._stub.ListExecutors, request, deadline_s))
 

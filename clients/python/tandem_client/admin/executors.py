@@ -28,8 +28,8 @@ class ExecutorState(enum.IntEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSummary:
     """
-    One executor that serves or is to; tandem.admin.v1.ExecutorSummary tells what each field means.
-    Times are in seconds, and what the server does not know yet is empty or 0.
+    One executor that serves or is expected to; tandem.admin.v1.ExecutorSummary tells what each
+    field means. Times are in seconds, and what the server does not know yet is empty or 0.
     """
 
     address: str

@@ -1,1 +1,1 @@
-"""Views of a running server for people: looks at it, and the model that screens and pages draw."""
+"""Views of a running server for people: its snapshots, and the model that screens draw."""

@@ -11,7 +11,7 @@ from tandem_client.admin import Stats
 from tandem_client.admin.activity import Activity, FaultKind
 from tandem_client.admin.executors import ExecutorSummary
 from tandem_client.admin.requests import RequestState, RequestSummary
-from tandem_client.views.looks import Looks, Point
+from tandem_client.views.history import Point, SnapshotHistory
 from tandem_client.views.rates import Rates, rates_between
 from tandem_client.views.unready import why_unready
 
@@ -63,14 +63,14 @@ class FaultView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewModel:
     """
-    A server at its newest look.
+    A server at its newest snapshot.
 
     Attributes:
         stats: Newest snapshot.
         state: "serving", "draining", "suspended" or "not serving".
         why: Reason in words where it does not serve; else empty.
         rates: Rates and means of the last seconds.
-        points: Intervals between looks, for plots, oldest first.
+        points: Intervals between snapshots, for plots, oldest first.
         requests: Requests, those that run before those that wait, oldest first.
         num_requests: All of them, listed or not.
         executors: Executors, in the order in which they were named.
@@ -92,11 +92,11 @@ class ViewModel:
     tells_activity: bool
 
 
-def view_of(looks: Looks) -> ViewModel:
-    """Return the view of a server at its newest look."""
-    newest, oldest = looks.newest, looks.oldest
+def view_of(history: SnapshotHistory) -> ViewModel:
+    """Return the view of a server at its newest snapshot."""
+    newest, oldest = history.newest, history.oldest
     stats, activity, listed = newest.stats, newest.activity, newest.requests
-    rates = rates_between(stats, looks.before)
+    rates = rates_between(stats, history.before)
     before = () if oldest is None else oldest.executors
     state, why = state_of(stats)
     return ViewModel(
@@ -104,7 +104,7 @@ def view_of(looks: Looks) -> ViewModel:
         state=state,
         why=why,
         rates=rates,
-        points=looks.points,
+        points=history.points,
         requests=() if listed is None else _in_order(listed.requests),
         num_requests=stats.running_requests + stats.waiting_requests
         if listed is None
@@ -160,7 +160,7 @@ def steps_per_s(
     Args:
         now: The executors now.
         before: The executors `window_s` seconds ago.
-        window_s: Seconds between both; 0 = there was no earlier look.
+        window_s: Seconds between both; 0 = there was no earlier snapshot.
     """
     known = {one.address: one.steps for one in before}
     return {

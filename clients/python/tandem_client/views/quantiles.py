@@ -1,4 +1,4 @@
-"""Quantiles of what a histogram gained between two looks."""
+"""Quantiles of what a histogram gained between two snapshots."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from tandem.admin.v1 import executors_pb2
 from tandem_client import Stats
 from tandem_client.admin.executors import executors_from_proto
 from tandem_client.cli.top.table import table
-from tandem_client.views.look import Look
-from tandem_client.views.looks import Looks
+from tandem_client.views.history import SnapshotHistory
 from tandem_client.views.model import view_of
+from tandem_client.views.snapshot import Snapshot
 from tests.clients.python.fake_admin import EXECUTORS
 from tests.stats import changed
 
@@ -25,22 +25,22 @@ SERVING = changed(ZERO, executor_attached=True, executor_address="box:1")
 def shown(now, before=None, *, width=80, **console):
     """Return what a terminal of this width shows."""
     screen = Console(file=io.StringIO(), width=width, **console)
-    looks = Looks(Look(stats=now if before is None else before))
+    history = SnapshotHistory(Snapshot(stats=now if before is None else before))
     if before is not None:
-        looks.add(Look(stats=now))
-    screen.print(table(view_of(looks), width))
+        history.add(Snapshot(stats=now))
+    screen.print(table(view_of(history), width))
     return screen.file.getvalue()
 
 
 class TestCommand:
     def test_one_look_shows_what_happens_now(self, run, server):
         """
-        --once looks twice, and shows the model, load, KV cache, and rates and latencies of the time between.
+        --once takes two snapshots, and shows the model, load, KV cache, and rates and latencies of the time between.
         """
-        server.seen.num_looks = 1000  # what happened before does not count
+        server.seen.num_polls = 1000  # what happened before does not count
         result = run("top", "--once", "--interval-s", "0.1", "--admin-address", server.address)
 
-        assert (0, 1002) == (result.exit_code, server.seen.num_looks)
+        assert (0, 1002) == (result.exit_code, server.seen.num_polls)
         for words in (
             "fake, float32, context of 512 tokens",
             "2 running, 0 waiting, policy lpm",
@@ -66,12 +66,12 @@ class TestCommand:
 
     def test_every_look_goes_into_a_pipe(self, tandem, server):
         """
-        Each look is printed below the one before when the output is no terminal.
+        Each snapshot is printed below the one before when the output is no terminal.
         """
         process = tandem("top", "--interval-s", "0.1", "--admin-address", server.address)
-        looks = (line for line in process.stdout if "policy lpm" in line)
+        snapshots = (line for line in process.stdout if "policy lpm" in line)
 
-        assert next(looks) == next(looks)
+        assert next(snapshots) == next(snapshots)
 
     def test_json_has_all_counters_and_the_rates(self, run, server):
         """
@@ -128,9 +128,9 @@ class TestExecutors:
         executors = [summary(f"{path}{number}.sock", 10**6) for number in (1, 2)]
         screen = Console(file=io.StringIO(), width=80)
         before = tuple(summary(one.address, 0) for one in executors)
-        looks = Looks(Look(stats=changed(SERVING, uptime_s=1.0), executors=before))
-        looks.add(Look(stats=changed(SERVING, uptime_s=3.0), executors=tuple(executors)))
-        screen.print(table(view_of(looks), 80))
+        history = SnapshotHistory(Snapshot(stats=changed(SERVING, uptime_s=1.0), executors=before))
+        history.add(Snapshot(stats=changed(SERVING, uptime_s=3.0), executors=tuple(executors)))
+        screen.print(table(view_of(history), 80))
         shown_lines = [line for line in screen.file.getvalue().splitlines() if ".sock" in line]
         assert ["executor-1.sock", "executor-2.sock"] == [
             line.split("/")[1].split()[0] for line in shown_lines

@@ -167,11 +167,11 @@ class TestKeys:
 
     def test_q_leaves_while_the_server_is_silent(self, screen, server):
         """
-        A key is obeyed at once, though a look waits for its answer.
+        A key is obeyed at once, though a snapshot waits for its answer.
         """
         screen.until("q quits")
-        server.seen.answers_looks.clear()
+        server.seen.answers_polls.clear()
         screen.until("has not answered")
         screen.press("q")
         assert 0 == screen.end()
-        server.seen.answers_looks.set()
+        server.seen.answers_polls.set()

@@ -15,9 +15,9 @@ from tandem_client.admin.requests import RequestList, RequestState, RequestSumma
 from tandem_client.cli.top.plots import ASCII_BARS, BARS, kv_map, sparkline
 from tandem_client.cli.top.table import MIN_REQUESTS, table
 from tandem_client.cli.top.view import View
-from tandem_client.views.looks import Looks
+from tandem_client.views.history import SnapshotHistory
 from tandem_client.views.model import view_of
-from tests.clients.python.views.shapes import activity, histogram, look
+from tests.clients.python.views.shapes import activity, histogram, snapshot
 
 NUM_REQUESTS = 40
 
@@ -39,8 +39,8 @@ def request(number: int, **changes: object) -> RequestSummary:
     return RequestSummary(**(values | changes))
 
 
-def busy_looks(*requests: RequestSummary) -> Looks:
-    """Return looks at a server with plots, requests and faults."""
+def busy_history(*requests: RequestSummary) -> SnapshotHistory:
+    """Return snapshots of a server with plots, requests and faults."""
     listed = RequestList(requests=requests, total=len(requests))
     fault = Fault(
         kind=FaultKind.EXECUTOR_LOST, at_s=1.0, where="box:1", reason="silent", message="no word",
@@ -50,7 +50,7 @@ def busy_looks(*requests: RequestSummary) -> Looks:
         number=1, executor="box:1", at_s=1.0, total_s=1.0, compute_s=0.0025, tokens=64, requests=9,
         is_graph=False,
     )  # fmt: skip
-    looks = Looks(look(1.0, executor_attached=True, ttft=histogram()))
+    history = SnapshotHistory(snapshot(1.0, executor_attached=True, ttft=histogram()))
     for second in range(2, 9):
         now = histogram(second, second, second)
         seen = activity(
@@ -59,17 +59,19 @@ def busy_looks(*requests: RequestSummary) -> Looks:
             steps=(step, replace(step, number=2, compute_s=0.005)),
             faults=(fault,) * 3,
         )
-        newest = look(
+        newest = snapshot(
             float(second), executor_attached=True, running_requests=2, used_blocks=5, total_blocks=9
         )
-        looks.add(replace(newest, activity=seen, requests=listed))
-    return looks
+        history.add(replace(newest, activity=seen, requests=listed))
+    return history
 
 
-def drawn(looks: Looks, width: int, height: int | None = None, **console: object) -> list[str]:
+def drawn(
+    history: SnapshotHistory, width: int, height: int | None = None, **console: object
+) -> list[str]:
     """Return the lines of a screen of this size."""
     screen = Console(record=True, file=io.StringIO(), width=width, **console)
-    screen.print(table(view_of(looks), width, height=height))
+    screen.print(table(view_of(history), width, height=height))
     return screen.export_text().splitlines()
 
 
@@ -115,7 +117,7 @@ class TestScreen:
         """
         Plots and columns are as wide as the terminal allows, however many requests there are.
         """
-        lines = drawn(busy_looks(*map(request, range(NUM_REQUESTS))), width)
+        lines = drawn(busy_history(*map(request, range(NUM_REQUESTS))), width)
         assert all(len(line) <= width for line in lines)
         for name in ("TTFT", "last steps", "last faults", "request "):
             assert any(line.startswith(name) for line in lines), name
@@ -125,7 +127,7 @@ class TestScreen:
         """
         Cached tokens, time to first token and preemptions are shown where there is room.
         """
-        text = "\n".join(drawn(busy_looks(request(1)), width))
+        text = "\n".join(drawn(busy_history(request(1)), width))
         assert is_shown == ("250 ms" in text)
         assert "1,001" in text
 
@@ -134,7 +136,7 @@ class TestScreen:
         """
         The screen fits a terminal of this height, and says how many requests it leaves out.
         """
-        lines = drawn(busy_looks(*map(request, range(NUM_REQUESTS))), 100, height)
+        lines = drawn(busy_history(*map(request, range(NUM_REQUESTS))), 100, height)
         num_shown = sum(line.startswith("request-") for line in lines)
         assert len(lines) < height
         assert num_shown > MIN_REQUESTS
@@ -144,14 +146,14 @@ class TestScreen:
         """
         A terminal with no room for requests shows a few all the same.
         """
-        lines = drawn(busy_looks(*map(request, range(NUM_REQUESTS))), 100, 5)
+        lines = drawn(busy_history(*map(request, range(NUM_REQUESTS))), 100, 5)
         assert MIN_REQUESTS == sum(line.startswith("request-") for line in lines)
 
     def test_faults_have_age_and_cause(self):
         """
         A fault is told with its age, place, number and cause.
         """
-        lines = drawn(busy_looks(), 100)
+        lines = drawn(busy_history(), 100)
         assert any(
             "7 s ago: executor lost box:1 (2 times): silent: no word" in one for one in lines
         )
@@ -162,7 +164,7 @@ class TestScreen:
         """
         evil = request(1, request_id="\x1b[2Jgone", tenant="[red]x[/red]")
         screen = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
-        screen.print(table(view_of(busy_looks(evil)), 100))
+        screen.print(table(view_of(busy_history(evil)), 100))
         assert "?[2Jgone" in screen.file.getvalue()
         assert "[red]x[/red]" in screen.file.getvalue()
         assert "\x1b[2J" not in screen.file.getvalue()
@@ -171,7 +173,7 @@ class TestScreen:
         """
         After a terminal has changed its size the next drawing fits it.
         """
-        view = View("box:1", busy_looks(*map(request, range(NUM_REQUESTS))))
+        view = View("box:1", busy_history(*map(request, range(NUM_REQUESTS))))
         screen = Console(file=io.StringIO(), width=120, height=60)
         screen.print(view)
         wide = screen.file.getvalue().splitlines()
@@ -196,8 +198,8 @@ def test_executors_need_no_numbers_to_be_shown():
             for at in range(2)
         ]
     )
-    looks = Looks(replace(look(1.0), executors=executors_from_proto(proto)))
+    history = SnapshotHistory(replace(snapshot(1.0), executors=executors_from_proto(proto)))
     assert any(
         line.split() == ["executors", "box:0", "connecting", "0/0", "-", "-"]
-        for line in drawn(looks, 80)
+        for line in drawn(history, 80)
     )

@@ -12,8 +12,8 @@ from tandem.errors import Draining, InternalError
 from tandem.status import PeerUnavailable
 from tandem_client import AdminClient
 from tandem_client.cli.top.view import PATIENCE_S, View
-from tandem_client.views.look import Look
-from tandem_client.views.looks import Looks
+from tandem_client.views.history import SnapshotHistory
+from tandem_client.views.snapshot import Snapshot
 from tests.clients.python.fake_server import fake_server
 from tests.stats import changed
 from tests.waiting import wait_until
@@ -48,13 +48,13 @@ def stats(server):
 
 @pytest.fixture
 def view(stats, clock):
-    return View("box:1", Looks(Look(stats=stats)), clock)
+    return View("box:1", SnapshotHistory(Snapshot(stats=stats)), clock)
 
 
 class TestView:
     def test_short_wait_is_no_news(self, view, clock):
         """
-        No trouble is told until a look has waited for a couple of seconds.
+        No trouble is told until a snapshot has waited for a couple of seconds.
         """
         assert view.trouble() is None
         view.ask()
@@ -86,7 +86,7 @@ class TestView:
         view.ask()
         clock.now_s += 4.0
         assert view.trouble().startswith(words.format("12:03:05"))
-        assert view.trouble().endswith("what stands below is of then; Ctrl-C leaves")
+        assert view.trouble().endswith("the values below are from then; Ctrl-C quits")
 
     def test_answer_ends_it(self, view, clock, stats):
         """
@@ -95,25 +95,25 @@ class TestView:
         view.ask()
         clock.now_s += 60.0
         view.failed(REFUSED)
-        view.answered(Look(stats=changed(stats, uptime_s=9e9, running_requests=77)))
+        view.answered(Snapshot(stats=changed(stats, uptime_s=9e9, running_requests=77)))
         screen = Console(file=io.StringIO(), width=80)
         screen.print(view)
         assert view.trouble() is None
         assert "77 running" in screen.file.getvalue()
         assert "since" not in screen.file.getvalue().splitlines()[0]
 
-    def test_drawing_sees_no_look_half_taken(self, stats, view):
+    def test_drawing_sees_no_half_snapshot(self, stats, view):
         """
         A drawing at any time of an answer's arrival shows the view before it or the one after it.
         """
-        view._looks._kept.clear()  # as in the middle of a restart of the server
+        view._history._kept.clear()  # as in the middle of a restart of the server
         screen = Console(file=io.StringIO(), width=80)
         screen.print(view)
         assert f"{stats.running_requests} running" in screen.file.getvalue()
 
     def test_what_no_look_mends_is_raised(self, view):
         """
-        An error that another look would only repeat ends the command.
+        An error that another snapshot would only repeat ends the command.
         """
         view.ask()
         with pytest.raises(InternalError):
@@ -128,11 +128,11 @@ class TestCommand:
         """
         command = terminal("top", "--interval-s", "0.1", "--admin-address", server.address)
         command.until("attached")
-        server.seen.answers_looks.clear()
-        assert f"{server.address} has not answered since " in command.until("Ctrl-C leaves")
-        num_looks = server.seen.num_looks
-        server.seen.answers_looks.set()
-        wait_until(lambda: server.seen.num_looks > num_looks + 1, "two looks")
+        server.seen.answers_polls.clear()
+        assert f"{server.address} has not answered since " in command.until("Ctrl-C quits")
+        num_polls = server.seen.num_polls
+        server.seen.answers_polls.set()
+        wait_until(lambda: server.seen.num_polls > num_polls + 1, "two snapshots")
         command.shown = ""
         command.until("attached")  # it may have begun before
         command.shown = ""
@@ -141,7 +141,7 @@ class TestCommand:
     @pytest.mark.slow
     def test_server_that_ended_is_called_gone(self, terminal):
         """
-        A server that no longer listens is said to have ended, and looking goes on.
+        A server that no longer listens is said to have ended, and polling goes on.
         """
         with fake_server() as server:
             command = terminal("top", "--interval-s", "0.1", "--admin-address", server.address)
@@ -152,12 +152,12 @@ class TestCommand:
     @pytest.mark.slow
     def test_silence_in_a_pipe_is_said_on_stderr(self, tandem, server):
         """
-        Stderr says from when on no look came when looks are printed one by one.
+        Stderr says from when on no snapshot came when snapshots are printed one by one.
         """
         process = tandem("top", "--json", "--interval-s", "0.1", "--admin-address", server.address)
         assert process.stdout.readline()
-        server.seen.answers_looks.clear()
+        server.seen.answers_polls.clear()
         line = process.stderr.readline()
-        server.seen.answers_looks.set()
+        server.seen.answers_polls.set()
         assert line.startswith(f"[waiting: {server.address} has not answered since ")
         assert line.endswith("; still asking]\n")

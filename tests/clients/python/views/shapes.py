@@ -1,10 +1,10 @@
-"""Looks at a server, made for a test."""
+"""Snapshots of a server, made for a test."""
 
 from __future__ import annotations
 
 from tandem_client.admin import Stats
 from tandem_client.admin.activity import Activity, Histogram
-from tandem_client.views.look import Look
+from tandem_client.views.snapshot import Snapshot
 from tests.stats import changed
 
 BOUNDS_S = (0.1, 0.2, 0.4)
@@ -22,10 +22,10 @@ def activity(uptime_s: float = 0.0, **changes: object) -> Activity:
     return Activity(**(values | changes))
 
 
-def look(uptime_s: float, *, ttft: Histogram | None = None, **changes: object) -> Look:
-    """Return a look at a server of this age, with these statistics."""
+def snapshot(uptime_s: float, *, ttft: Histogram | None = None, **changes: object) -> Snapshot:
+    """Return a snapshot of a server of this age, with these statistics."""
     histograms = {} if ttft is None else {"time_to_first_token": ttft}
-    return Look(
+    return Snapshot(
         stats=changed(ZERO, uptime_s=uptime_s, **changes),
         activity=activity(uptime_s, histograms=histograms),
     )

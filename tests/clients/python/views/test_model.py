@@ -12,11 +12,11 @@ from tandem_client import NO_RETRY, AdminClient, AsyncAdminClient
 from tandem_client.admin.activity import Fault, FaultKind, StepSample
 from tandem_client.admin.executors import executors_from_proto
 from tandem_client.admin.requests import list_from_proto
-from tandem_client.views.look import MANY_REQUESTS, take_look, take_look_async
-from tandem_client.views.looks import Looks
+from tandem_client.views.history import SnapshotHistory
 from tandem_client.views.model import as_plain, steps_per_s, view_of
+from tandem_client.views.snapshot import MANY_REQUESTS, take_snapshot, take_snapshot_async
 from tests.clients.python.fake_admin import EXECUTORS
-from tests.clients.python.views.shapes import activity, look
+from tests.clients.python.views.shapes import activity, snapshot
 from tests.stats import changed
 
 
@@ -26,14 +26,14 @@ def summary(address: str, steps: int):
     return one
 
 
-class TestLook:
+class TestSnapshot:
     def test_look_has_all_that_the_server_tells(self, server):
         """
-        One look asks for statistics, executors, requests and activity.
+        One snapshot asks for statistics, executors, requests and activity.
         """
         server.seen.executors = list(EXECUTORS)
         with AdminClient(server.address, retry=NO_RETRY) as admin:
-            seen = take_look(admin)
+            seen = take_snapshot(admin)
         assert (2, ["box:1", "box:2"], 7, [7, 8]) == (
             seen.stats.running_requests,
             [one.address for one in seen.executors],
@@ -46,14 +46,14 @@ class TestLook:
 
     async def test_both_clients_see_the_same(self, server):
         """
-        A look through asyncio differs from one through threads in the server's age alone.
+        A snapshot through asyncio differs from one through threads in the server's age alone.
         """
         server.seen.executors = list(EXECUTORS)
         with AdminClient(server.address, retry=NO_RETRY) as admin:
-            first = take_look(admin)
-        server.seen.num_looks = 0
+            first = take_snapshot(admin)
+        server.seen.num_polls = 0
         async with AsyncAdminClient(server.address, retry=NO_RETRY) as admin:
-            assert first == await take_look_async(admin)
+            assert first == await take_snapshot_async(admin)
 
     def test_older_server_has_less(self, server):
         """
@@ -61,20 +61,23 @@ class TestLook:
         """
         server.seen.executors, server.seen.tells_activity = None, False
         with AdminClient(server.address, retry=NO_RETRY) as admin:
-            seen = take_look(admin)
+            seen = take_snapshot(admin)
         assert ((), None) == (seen.executors, seen.activity)
-        view = view_of(Looks(seen))
+        view = view_of(SnapshotHistory(seen))
         assert ((), (), False) == (view.steps, view.faults, view.tells_activity)
 
     def test_many_requests_are_not_listed(self, server, monkeypatch):
         """
         With very many requests the list is not asked for, and their number is that of the statistics.
         """
-        monkeypatch.setattr("tandem_client.views.look.MANY_REQUESTS", 1)
+        monkeypatch.setattr("tandem_client.views.snapshot.MANY_REQUESTS", 1)
         with AdminClient(server.address, retry=NO_RETRY) as admin:
-            seen = take_look(admin)
+            seen = take_snapshot(admin)
         assert (None, []) == (seen.requests, server.seen.listed)
-        assert (2, ()) == (view_of(Looks(seen)).num_requests, view_of(Looks(seen)).requests)
+        assert (2, ()) == (
+            view_of(SnapshotHistory(seen)).num_requests,
+            view_of(SnapshotHistory(seen)).requests,
+        )
         assert MANY_REQUESTS > 1000
 
 
@@ -92,7 +95,7 @@ class TestView:
         """
         A server that does not serve is named with the reason.
         """
-        view = view_of(Looks(look(1.0, **changes)))
+        view = view_of(SnapshotHistory(snapshot(1.0, **changes)))
         assert state == view.state
         assert words in view.why
         assert bool(words) == bool(view.why)
@@ -111,7 +114,7 @@ class TestView:
                 total=9,
             )
         )
-        view = view_of(Looks(replace(look(1.0), requests=listed)))
+        view = view_of(SnapshotHistory(replace(snapshot(1.0), requests=listed)))
         assert (["1", "2", "4", "0", "3"], 9) == (
             [one.request_id for one in view.requests],
             view.num_requests,
@@ -133,7 +136,7 @@ class TestView:
             ),
         )  # fmt: skip
         seen = activity(10.0, steps=(step,), faults=faults)
-        view = view_of(Looks(replace(look(10.0), activity=seen)))
+        view = view_of(SnapshotHistory(replace(snapshot(10.0), activity=seen)))
         assert [(3, 250.0, 5, 2)] == [
             (one.number, one.compute_ms, one.tokens, one.requests) for one in view.steps
         ]
@@ -157,10 +160,12 @@ class TestView:
         """
         server.seen.executors = list(EXECUTORS)
         with AdminClient(server.address, retry=NO_RETRY) as admin:
-            looks = Looks(take_look(admin))
-            looks.add(take_look(admin))
-        plain = json.loads(json.dumps(as_plain(view_of(looks))))
-        assert {field.name for field in changed(looks.now).DESCRIPTOR.fields} == set(plain["stats"])
+            history = SnapshotHistory(take_snapshot(admin))
+            history.add(take_snapshot(admin))
+        plain = json.loads(json.dumps(as_plain(view_of(history))))
+        assert {field.name for field in changed(history.now).DESCRIPTOR.fields} == set(
+            plain["stats"]
+        )
         assert ("SERVING", 0.0, "DECODE", 6) == (
             plain["executors"][0]["state"],
             plain["executors"][0]["steps_per_s"],

@@ -1,1 +1,1 @@
-"""`tandem top`: rates, table and live view of a running server."""
+"""`tandem top`: table, keys and live view of a running server."""

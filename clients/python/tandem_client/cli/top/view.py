@@ -15,72 +15,72 @@ from tandem_client.cli.top.controls import Controls
 from tandem_client.cli.top.table import table
 from tandem_client.cli.top.words import duration
 from tandem_client.streams.retry import is_transient
-from tandem_client.views.look import Look
-from tandem_client.views.looks import Looks
+from tandem_client.views.history import SnapshotHistory
 from tandem_client.views.model import view_of
+from tandem_client.views.snapshot import Snapshot
 
 PATIENCE_S = 2.0
 """Seconds of a server's silence that are not shown yet."""
 
 _NO_ANSWER = (CallCancelled, DeadlineExceeded)
-"""Errors of looks that the server did not answer in time."""
+"""Errors of snapshots that the server did not answer in time."""
 
 
 class View:
     """
-    The last looks at a server, under a line that says so while it does not answer. The thread that
-    draws the view is not the one that asks the server.
+    The last snapshots of a server, under a line that says so while it does not answer. The thread
+    that draws the view is not the one that asks the server.
     """
 
     def __init__(
         self,
         address: str,
-        looks: Looks,
+        history: SnapshotHistory,
         clock: Callable[[], float] = time.monotonic,
         controls: Controls | None = None,
     ) -> None:
         """
         Args:
             address: Address of the server.
-            looks: The looks at it so far.
+            history: The snapshots of it so far.
             clock: Seconds.
             controls: What keys have chosen; None where there are no keys.
         """
         self.controls = controls
         self._address = address
-        self._looks = looks
-        self._shown = view_of(looks)
+        self._history = history
+        self._shown = view_of(history)
         """View that is drawn; a whole new one takes its place, so that no half of one is drawn."""
         self._clock = clock
         self._asked_s: float | None = None
-        """Start of the oldest look without an answer, on the clock; None while there is none."""
+        """Start of the oldest unanswered snapshot, on the clock; None while there is none."""
         self._error: TandemError | None = None
 
     def ask(self) -> None:
-        """Record that a look begins."""
+        """Record that a snapshot begins."""
         if self._asked_s is None:
             self._asked_s = self._clock()
 
-    def answered(self, look: Look) -> None:
+    def answered(self, snapshot: Snapshot) -> None:
         """Record the answer."""
-        self._looks.add(look)
+        self._history.add(snapshot)
         self._asked_s = self._error = None
         if self.controls is None or not self.controls.is_paused:
-            self._shown = view_of(self._looks)
+            self._shown = view_of(self._history)
 
     def press(self, key: str) -> None:
-        """Obey a key; the picture that goes on after a pause is of the newest look."""
+        """Obey a key; the picture that goes on after a pause is of the newest snapshot."""
         if self.controls is not None:
             self.controls.press(key)
             if not self.controls.is_paused:
-                self._shown = view_of(self._looks)
+                self._shown = view_of(self._history)
 
     def failed(self, error: TandemError) -> None:
         """
         Record that no answer came.
 
         Raises:
-            TandemError: This error, if further looks would fail with it too.
+            TandemError: This error, if further snapshots would fail with it too.
         """
         if not (is_transient(error) or isinstance(error, _NO_ANSWER)):
             raise error
@@ -97,7 +97,7 @@ class View:
             return None
         clock = time.strftime("%H:%M:%S", time.localtime(time.time() - silent_s))
         since = f"since {clock} ({duration(silent_s)})"
-        end = "what stands below is of then; Ctrl-C leaves"
+        end = "the values below are from then; Ctrl-C quits"
         if error is None or isinstance(error, _NO_ANSWER):
             return f"{self._address} has not answered {since}; still asking; {end}"
         if isinstance(error, PeerUnavailable):

@@ -1,4 +1,4 @@
-"""One look at a server: its statistics, executors, requests and latest activity."""
+"""One snapshot of a server: its statistics, executors, requests and latest activity."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN_STEPS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Snapshot:
     """
     Answers of a server at one time; they are milliseconds apart.
 
@@ -36,9 +36,9 @@ class Look:
     activity: Activity | None = None
 
 
-def take_look(admin: AdminClient, deadline_s: float | None = None) -> Look:
+def take_snapshot(admin: AdminClient, deadline_s: float | None = None) -> Snapshot:
     """
-    Look at a server.
+    Take a snapshot of a server.
 
     Args:
         admin: Connection to its admin port.
@@ -59,11 +59,11 @@ def take_look(admin: AdminClient, deadline_s: float | None = None) -> Look:
         activity = admin.activity(max_steps=SHOWN_STEPS, deadline_s=deadline_s)
     except Unimplemented:
         activity = None
-    return Look(stats=stats, executors=executors, requests=requests, activity=activity)
+    return Snapshot(stats=stats, executors=executors, requests=requests, activity=activity)
 
 
-async def take_look_async(admin: AsyncAdminClient, deadline_s: float | None = None) -> Look:
-    """Look at a server as `take_look` does."""
+async def take_snapshot_async(admin: AsyncAdminClient, deadline_s: float | None = None) -> Snapshot:
+    """Take a snapshot of a server as `take_snapshot` does."""
     stats = await admin.stats(deadline_s=deadline_s)
     try:
         executors = await admin.executors(deadline_s=deadline_s)
@@ -76,7 +76,7 @@ async def take_look_async(admin: AsyncAdminClient, deadline_s: float | None = No
         activity = await admin.activity(max_steps=SHOWN_STEPS, deadline_s=deadline_s)
     except Unimplemented:
         activity = None
-    return Look(stats=stats, executors=executors, requests=requests, activity=activity)
+    return Snapshot(stats=stats, executors=executors, requests=requests, activity=activity)
 
 
 def _are_few(stats: Stats) -> bool:

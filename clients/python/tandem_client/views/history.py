@@ -1,4 +1,4 @@
-"""Looks of the last seconds, and what each interval between two of them showed."""
+"""Snapshots of the last seconds, and what each interval between two of them showed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tandem_client.admin import Stats
-from tandem_client.views.look import Look
 from tandem_client.views.quantiles import gained, quantile_s
 from tandem_client.views.rates import rates_between
+from tandem_client.views.snapshot import Snapshot
 
 WINDOW_S = 5.0
 """Number of last seconds that rates cover; they cover one interval if that is longer."""
 NUM_POINTS = 120
 """Intervals that are kept for plots."""
 MAX_GAP = 3
-"""Intervals without a look after which looks and points begin anew, if they exceed the window."""
+"""Intervals without a snapshot after which the history begins anew, if they exceed the window."""
 GROWING = ("steps", "output_tokens", "prefill_tokens", "finished_requests")
 """Counters that never fall while a server runs."""
 
@@ -24,7 +24,7 @@ GROWING = ("steps", "output_tokens", "prefill_tokens", "finished_requests")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """
-    One interval between two looks, or the moment at its end. None = nothing was measured in it.
+    One interval between two snapshots, or the moment at its end. None = nothing was measured in it.
 
     Attributes:
         ttft_p50_ms: Median of the times to first token that ended in it.
@@ -47,29 +47,29 @@ class Point:
     kv_usage: float
 
 
-class Looks:
-    """Looks of the last seconds, oldest first, and a point for each interval of the last ones."""
+class SnapshotHistory:
+    """Snapshots of the last seconds, oldest first, and a point for each of the last intervals."""
 
-    def __init__(self, first: Look, interval_s: float = 1.0) -> None:
+    def __init__(self, first: Snapshot, interval_s: float = 1.0) -> None:
         """
         Args:
-            first: The first look.
-            interval_s: Seconds between two looks at a server that answers at once.
+            first: The first snapshot.
+            interval_s: Seconds between two snapshots of a server that answers at once.
         """
         self._interval_s = interval_s
         self._last_s = interval_s
-        """Seconds between the two newest looks: a slow server makes them longer."""
+        """Seconds between the two newest snapshots: a slow server makes them longer."""
         self._kept = deque([first])
         self._points: deque[Point] = deque(maxlen=NUM_POINTS)
 
     @property
-    def newest(self) -> Look:
-        """Newest look."""
+    def newest(self) -> Snapshot:
+        """Newest snapshot."""
         return self._kept[-1]
 
     @property
-    def oldest(self) -> Look | None:
-        """Look from which rates count; None until there are two of the same server run."""
+    def oldest(self) -> Snapshot | None:
+        """Snapshot from which rates count; None until there are two of the same server run."""
         return self._kept[0] if len(self._kept) > 1 else None
 
     @property
@@ -87,12 +87,12 @@ class Looks:
         """Points of the last intervals, oldest first."""
         return tuple(self._points)
 
-    def add(self, look: Look) -> None:
+    def add(self, snapshot: Snapshot) -> None:
         """
-        Add a look; drop those that are too old, and all from before a restart of the server or a
-        gap: a rate over hours in which no look was taken is that of no moment.
+        Add a snapshot; drop those that are too old, and all from before a restart of the server or
+        a gap: a rate over hours in which no snapshot was taken is that of no moment.
         """
-        stats = look.stats
+        stats = snapshot.stats
         passed_s = stats.uptime_s - self.now.uptime_s
         longest_s = max(WINDOW_S, MAX_GAP * max(self._interval_s, self._last_s))
         self._last_s = passed_s
@@ -100,8 +100,8 @@ class Looks:
             self._kept.clear()
             self._points.clear()
         else:
-            self._points.append(_point(look, self.newest))
-        self._kept.append(look)
+            self._points.append(_point(snapshot, self.newest))
+        self._kept.append(snapshot)
         while len(self._kept) > 2 and stats.uptime_s - self._kept[1].stats.uptime_s >= WINDOW_S:
             self._kept.popleft()
 
@@ -110,7 +110,7 @@ def _has_fallen(now: Stats, before: Stats) -> bool:
     return any(getattr(now, name) < getattr(before, name) for name in GROWING)
 
 
-def _point(now: Look, before: Look) -> Point:
+def _point(now: Snapshot, before: Snapshot) -> Point:
     ttft = _quantiles_ms(now, before, "time_to_first_token")
     itl = _quantiles_ms(now, before, "inter_token_latency")
     return Point(
@@ -125,8 +125,8 @@ def _point(now: Look, before: Look) -> Point:
     )
 
 
-def _quantiles_ms(now: Look, before: Look, name: str) -> Iterator[float | None]:
-    """Yield the median and the 99th percentile of a histogram's values between two looks."""
+def _quantiles_ms(now: Snapshot, before: Snapshot, name: str) -> Iterator[float | None]:
+    """Yield the median and the 99th percentile of a histogram's values between two snapshots."""
     later = None if now.activity is None else now.activity.histograms.get(name)
     earlier = None if before.activity is None else before.activity.histograms.get(name)
     for share in (0.5, 0.99):

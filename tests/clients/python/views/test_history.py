@@ -1,14 +1,14 @@
-"""Looks at a server, and what intervals between them show."""
+"""Snapshots of a server, and what intervals between them show."""
 
 from __future__ import annotations
 
 import pytest
 
 from tandem_client.admin.activity import Histogram
-from tandem_client.views.looks import GROWING, NUM_POINTS, WINDOW_S, Looks
+from tandem_client.views.history import GROWING, NUM_POINTS, WINDOW_S, SnapshotHistory
 from tandem_client.views.quantiles import gained, quantile_s
 from tandem_client.views.rates import rates_between
-from tests.clients.python.views.shapes import histogram, look
+from tests.clients.python.views.shapes import histogram, snapshot
 
 
 class TestQuantiles:
@@ -34,7 +34,7 @@ class TestQuantiles:
 
     def test_gain_is_what_came_since(self):
         """
-        Values that were counted before a look do not count after it.
+        Values that were counted before a snapshot do not count after it.
         """
         assert (0, 3, 0, 1) == gained(histogram(9, 5, 0, 1), histogram(9, 2)).counts
 
@@ -50,80 +50,82 @@ class TestQuantiles:
         assert (9, 5, 0, 0) == gained(histogram(9, 5), before).counts
 
 
-class TestLooks:
+class TestSnapshotHistory:
     def test_rates_are_of_the_last_seconds(self):
         """
-        Rates count from the oldest look that is needed for the window, whatever was before.
+        Rates count from the oldest snapshot that is needed for the window, whatever was before.
         """
-        looks = Looks(look(10.0, output_tokens=9_000))
-        assert looks.before is None
+        history = SnapshotHistory(snapshot(10.0, output_tokens=9_000))
+        assert history.before is None
         for second in range(1, 9):
-            looks.add(look(10.0 + second, output_tokens=9_000 + second**2))
-        assert looks.before.uptime_s == looks.now.uptime_s - WINDOW_S
-        assert (64 - 9) / 5 == rates_between(looks.now, looks.before).output_tokens_per_s
+            history.add(snapshot(10.0 + second, output_tokens=9_000 + second**2))
+        assert history.before.uptime_s == history.now.uptime_s - WINDOW_S
+        assert (64 - 9) / 5 == rates_between(history.now, history.before).output_tokens_per_s
 
     def test_server_that_was_restarted_begins_anew(self):
         """
         Counters and plots of a server before its restart are forgotten: no rate is negative.
         """
-        looks = Looks(look(10.0, output_tokens=9_000))
-        looks.add(look(11.0, output_tokens=9_010))
-        looks.add(look(1.0))
+        history = SnapshotHistory(snapshot(10.0, output_tokens=9_000))
+        history.add(snapshot(11.0, output_tokens=9_010))
+        history.add(snapshot(1.0))
 
-        assert (None, ()) == (looks.before, looks.points)
-        assert rates_between(looks.now, looks.before).output_tokens_per_s is None
+        assert (None, ()) == (history.before, history.points)
+        assert rates_between(history.now, history.before).output_tokens_per_s is None
 
     @pytest.mark.parametrize("name", GROWING)
     def test_older_server_with_lower_counters_is_another(self, name):
         """
         A counter that fell tells of a restart, also if the new server is older than the one before was when it was seen.
         """
-        looks = Looks(look(10.0, **{name: 9_000}))
-        looks.add(look(11.0, **{name: 9_010}))
-        looks.add(look(12.0, **{name: 40}))
-        assert (None, ()) == (looks.before, looks.points)
+        history = SnapshotHistory(snapshot(10.0, **{name: 9_000}))
+        history.add(snapshot(11.0, **{name: 9_010}))
+        history.add(snapshot(12.0, **{name: 40}))
+        assert (None, ()) == (history.before, history.points)
 
     @pytest.mark.parametrize(("interval_s", "gap_s"), [(1.0, WINDOW_S), (20.0, 60.0)])
     def test_looks_begin_anew_after_a_gap(self, interval_s, gap_s):
         """
-        After a time without looks that is longer than the window and three intervals, what was before is forgotten.
+        After a time without snapshots that is longer than the window and three intervals, what was before is forgotten.
         """
-        looks = Looks(look(10.0), interval_s)
-        looks.add(look(10.0 + gap_s))
-        assert 1 == len(looks.points)
-        looks = Looks(look(10.0), interval_s)
-        looks.add(look(10.5 + gap_s))
-        assert (None, ()) == (looks.before, looks.points)
+        history = SnapshotHistory(snapshot(10.0), interval_s)
+        history.add(snapshot(10.0 + gap_s))
+        assert 1 == len(history.points)
+        history = SnapshotHistory(snapshot(10.0), interval_s)
+        history.add(snapshot(10.5 + gap_s))
+        assert (None, ()) == (history.before, history.points)
 
     def test_slow_server_has_rates(self):
         """
         A server whose every answer comes late is seen at longer intervals, which are no gaps.
         """
-        looks = Looks(look(0.0))
+        history = SnapshotHistory(snapshot(0.0))
         for number in range(1, 5):
-            looks.add(look(8.0 * number, output_tokens=80 * number))
-        assert 10.0 == rates_between(looks.now, looks.before).output_tokens_per_s
+            history.add(snapshot(8.0 * number, output_tokens=80 * number))
+        assert 10.0 == rates_between(history.now, history.before).output_tokens_per_s
 
     def test_each_interval_has_its_own_percentiles(self):
         """
         A point has the percentiles of the values that came in its interval; None where none came.
         """
-        looks = Looks(look(1.0, ttft=histogram(1000)))
+        history = SnapshotHistory(snapshot(1.0, ttft=histogram(1000)))
         for now in (histogram(1000, 4), histogram(1000, 4), histogram(1000, 4, 10)):
-            looks.add(look(looks.now.uptime_s + 1, ttft=now))
+            history.add(snapshot(history.now.uptime_s + 1, ttft=now))
         assert [150.0, None, 300.0] == [
-            one.ttft_p50_ms and pytest.approx(one.ttft_p50_ms) for one in looks.points
+            one.ttft_p50_ms and pytest.approx(one.ttft_p50_ms) for one in history.points
         ]
 
     def test_point_has_the_load_at_its_end(self):
         """
         Requests, KV memory and tokens per second of a point are those of its interval.
         """
-        looks = Looks(look(1.0, output_tokens=100))
-        looks.add(
-            look(3.0, output_tokens=300, running_requests=2, waiting_requests=1, token_usage=0.5)
+        history = SnapshotHistory(snapshot(1.0, output_tokens=100))
+        history.add(
+            snapshot(
+                3.0, output_tokens=300, running_requests=2, waiting_requests=1, token_usage=0.5
+            )
         )
-        (point,) = looks.points
+        (point,) = history.points
         assert (100.0, 2, 1, 0.5) == (
             point.output_tokens_per_s,
             point.running,
@@ -135,7 +137,7 @@ class TestLooks:
         """
         Plots never grow beyond their number of points.
         """
-        looks = Looks(look(0.0))
+        history = SnapshotHistory(snapshot(0.0))
         for second in range(1, NUM_POINTS + 10):
-            looks.add(look(float(second), running_requests=second))
-        assert (NUM_POINTS, 10) == (len(looks.points), looks.points[0].running)
+            history.add(snapshot(float(second), running_requests=second))
+        assert (NUM_POINTS, 10) == (len(history.points), history.points[0].running)
