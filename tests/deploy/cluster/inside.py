@@ -90,7 +90,6 @@ def prepare(kubectl: Kubectl, state: Path) -> None:
     }.items():
         text = text.replace(name, value)
     kubectl("apply", "--filename", "-", content=text)
-    kubectl("wait", "--for=condition=Ready", f"node/{settings.NODE}", "--timeout=120s")
     kubectl("--namespace=kube-system", "rollout", "status", "deployment/coredns", "--timeout=120s")
     names = state / "clients.conf"
     names.write_text(f"nameserver {settings.DNS_ADDRESS}\n")
