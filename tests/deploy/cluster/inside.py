@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.deploy.cluster import admission
+from tests.deploy.cluster import admission, policies
 from tests.deploy.cluster.cluster import EXECUTORS, HOST, NAMESPACE, Cluster, Kubectl, KubectlError
 from tests.deploy.cluster.events import EVENTS, NUM_EXECUTORS, SETTLED_S, Event, NotRefused
 from tests.deploy.cluster.node import settings
@@ -27,7 +27,9 @@ from tests.deploy.cluster.walkthrough import CommandFailed, Walkthrough
 from tests.deploy.pods.load import TOKENS, Load
 
 PAGE = Path(__file__).with_name("README.md")
-MARK = "<!-- results -->\n"
+RESULTS = "<!-- results -->\n"
+POLICIES = "<!-- policies -->\n"
+END = "<!-- end -->\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,29 @@ def prepare(kubectl: Kubectl, state: Path) -> None:
     subprocess.run(["mount", "--bind", str(names), "/etc/resolv.conf"], check=True)
 
 
+def write(mark: str, text: str) -> None:
+    """Write a text into README.md between a mark and the next end, in place of the one before."""
+    head, _, rest = PAGE.read_text().partition(mark)
+    _, _, tail = rest.partition(END)
+    PAGE.write_text(f"{head}{mark}\n{text}\n{END}{tail}")
+
+
+def are_enforced(cluster: Cluster) -> bool:
+    """Try connections with policies, write their table, and return whether all were right."""
+    verdicts = policies.verdicts(cluster)
+    lines = [
+        "| from | to | without policies | with them |",
+        "|---|---|---|---|",
+        *(str(one) for one in verdicts),
+    ]
+    print("\n".join(lines), flush=True)
+    if are_right := all(one.is_right for one in verdicts):
+        write(POLICIES, "\n".join(lines) + "\n")
+    else:
+        print("policies do not what they have to", file=sys.stderr)
+    return are_right
+
+
 def measure(cluster: Cluster, event: Event, num_streams: int) -> Row:
     """Let an event happen under streams, and return what became of them."""
     cluster.wait_for(NUM_EXECUTORS)
@@ -139,6 +164,7 @@ def observe(node: Node, chosen: argparse.Namespace) -> int:
                 rows.append(measure(cluster, event, chosen.streams))
                 print(rows[-1], flush=True)
                 node.check()
+        is_enforced = are_enforced(cluster)
     except (CommandFailed, KubectlError, NotRefused, TimeoutError):
         print(cluster.story(), file=sys.stderr)
         raise
@@ -151,8 +177,8 @@ def observe(node: Node, chosen: argparse.Namespace) -> int:
             num_streams=chosen.streams,
             rows=rows,
         )
-        PAGE.write_text(PAGE.read_text().partition(MARK)[0] + f"{MARK}\n{findings}")
-    return 1 if faults or any(row.failed for row in rows) else 0
+        write(RESULTS, str(findings))
+    return 1 if faults or not is_enforced or any(row.failed for row in rows) else 0
 
 
 def main() -> int:

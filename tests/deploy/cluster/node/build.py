@@ -62,7 +62,12 @@ COREDNS = Source(
     programs={"coredns": "coredns.go"},
 )
 PAUSE = Source(name="pause", programs={"pause": "pause.go"})
-SOURCES = (KUBERNETES, COREDNS, PAUSE)
+POLICIES = Source(
+    name="policies",
+    requires={"sigs.k8s.io/kube-network-policies": "v0.8.0"},
+    programs={"kube-network-policies": "sigs.k8s.io/kube-network-policies/cmd"},
+)
+SOURCES = (KUBERNETES, COREDNS, PAUSE, POLICIES)
 
 DEFINITIONS = {
     "github.com/kedacore/keda/v2@v2.18.0": "config/crd/bases",
@@ -139,10 +144,8 @@ def build(cache: Path) -> Path:
         told = ""
         if source is KUBERNETES:
             module = f"k8s.io/kubernetes@{KUBERNETES_VERSION}"
-            told = Path(
-                json.loads(run_go("mod", "download", "-json", module, folder=cache))["GoMod"]
-            )
-            told = told.read_text()
+            downloaded = json.loads(run_go("mod", "download", "-json", module, folder=cache))
+            told = Path(downloaded["GoMod"]).read_text()
         (folder / "go.mod").write_text(module_file(source, told))
         for name in missing:
             package = source.programs[name]

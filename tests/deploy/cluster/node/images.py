@@ -14,6 +14,7 @@ PROCESSORS = {"x86_64": "amd64", "aarch64": "arm64"}
 TANDEM = ("localhost/tandem-scheduler:0.2.0", "localhost/tandem-executor:0.2.0")
 PAUSE = "localhost/cluster-pause:1"
 COREDNS = "localhost/cluster-coredns:1"
+POLICIES = "localhost/cluster-policies:1"
 
 
 class ImageError(Exception):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.deploy.cluster.node import settings
 from tests.deploy.cluster.node.certificates import SERVER, Authority
-from tests.deploy.cluster.node.images import COREDNS, PAUSE, TANDEM, Runtime
+from tests.deploy.cluster.node.images import COREDNS, PAUSE, POLICIES, TANDEM, Runtime
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 START_LIMIT_S = 180.0
@@ -152,6 +152,7 @@ class Node:
         self._wait_for_file(state / "containerd.sock", runtime)
         self.runtime.add_program(PAUSE, self._programs / "pause")
         self.runtime.add_program(COREDNS, self._programs / "coredns")
+        self.runtime.add_program(POLICIES, self._programs / "kube-network-policies")
         for image in TANDEM:
             self.runtime.add_from_podman(image)
         self._wait_for_server(server)
