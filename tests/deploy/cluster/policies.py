@@ -58,7 +58,7 @@ LABELS = {
 CLIENT, READER, OTHER = (
     "a pod with the label `tandem-client`",
     "a pod with the label `tandem-metrics`",
-    "a pod without a label",
+    "a pod with another label",
 )
 SERVED, LINK = "tandem-scheduler", "tandem-executor"
 CONNECTIONS = tuple(

@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,31 +50,38 @@ def in_namespaces(*arguments: str) -> list[str]:
     ]
 
 
+def remove(state: Path) -> None:
+    """Remove what no namespace holds: control groups and files of a cluster that has ended."""
+    remove_control_groups()
+    if state.exists():
+        shutil.rmtree(state)
+
+
 def run(chosen: argparse.Namespace) -> int:
     """Build what is missing, and run the cluster; return its exit status."""
     programs = build(chosen.cache)
     folders = [str(folder) for folder in definitions(chosen.cache)]
-    remove_control_groups()  # of one that was killed
-    with tempfile.TemporaryDirectory(prefix="tandem-cluster-") as state:
-        Path(state).chmod(0o755)
-        process = subprocess.Popen(
-            in_namespaces(
-                *(f"--programs={programs}", f"--state={state}"),
-                *(f"--images={chosen.cache / 'images'}", f"--streams={chosen.streams}"),
-                *("--only", *chosen.only),
-                *("--definitions", *folders),
-            )
+    state = chosen.cache / "state"
+    remove(state)  # of one that was killed
+    state.mkdir()
+    process = subprocess.Popen(
+        in_namespaces(
+            *(f"--programs={programs}", f"--state={state}"),
+            *(f"--images={chosen.cache / 'images'}", f"--streams={chosen.streams}"),
+            *("--only", *chosen.only),
+            *("--definitions", *folders),
         )
-        try:
-            return process.wait()
-        except KeyboardInterrupt:  # the cluster has it from the terminal as well
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_LIMIT_S)
-            raise
-        finally:
-            process.kill()
-            process.wait()
-            remove_control_groups()
+    )
+    try:
+        return process.wait()
+    except KeyboardInterrupt:  # the cluster has it from the terminal as well
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_LIMIT_S)
+        raise
+    finally:
+        process.kill()
+        process.wait()
+        remove(state)
 
 
 def main() -> int:
