@@ -17,6 +17,7 @@ from executor_svc.server.waiting import wait_for_news
 from tandem.errors import TandemError
 from tandem.process.exit_codes import EXIT_DONE, EXIT_FAILED
 from tandem.process.process_start import refuse
+from tandem.process.ready_file import write_ready_file
 
 if TYPE_CHECKING:  # It imports gRPC, which reads an environment that is set up first.
     from executor_svc.server.server import ExecutorServer
@@ -56,7 +57,7 @@ def serve(
     _on_signals(news, with_report=report is not None)
     server.listen(listen)
     if ready_file is not None:
-        server.write_ready_file(ready_file)
+        write_ready_file(ready_file, {"address": server.address})
     server.load()
     while (end := wait_for_news(news)) is signal.SIGUSR1:
         if report is not None:

@@ -7,12 +7,16 @@ import threading
 import time
 from collections.abc import Callable
 
+import structlog
+
 from executor_svc.server.loaded import DEPTH
 from executor_svc.server.progress import Progress
 from executor_svc.server.step_link import QueuedStep, StepLink
 from tandem.link.codec.wire import encode_response
 from tandem.link.commands import Step
 from tandem.link.results import StepResult, StepTimings
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 _Collect = Callable[[], StepResult]
 
@@ -114,4 +118,12 @@ class ResultThread(threading.Thread):
             total_ns=ended_ns - job.received_ns,
         )
         self._link.complete(job.step, encode_response(result))
+        _log.debug(
+            "step_done",
+            step_id=result.step_id,
+            session_epoch=job.step.session_epoch,
+            rows_sampled=len(result.slot),
+            graph_tokens=result.graph,
+            step_ms=round(step_ns / 1e6, 3),
+        )
         self._progress.learn(job.step.command, step_ns / 1e9)

@@ -209,11 +209,15 @@ def launch(runner: StepRunner, step: Step) -> Callable[[], StepResult]:
     match step.command:
         case Batch() as batch:
             collect = runner.launch(batch, step.step_id)
-        case Suspend(kv_mode=kv_mode):
-            runner.suspend(kv_mode)
-            collect = runner.launch(Batch(), step.step_id)
-        case Resume():
-            runner.resume()
+        case Suspend() | Resume() as command:
+            # Lines of what these do have the step's id; batches are too many for that.
+            with structlog.contextvars.bound_contextvars(
+                step_id=step.step_id, session_epoch=step.session_epoch
+            ):
+                if isinstance(command, Suspend):
+                    runner.suspend(command.kv_mode)
+                else:
+                    runner.resume()
             collect = runner.launch(Batch(), step.step_id)
     if runner.state_hash != step.state_hash:
         raise SessionLost(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import grpc
 import structlog
@@ -190,19 +187,15 @@ class ExecutorServer:
             self._runner.join(grace_s)
             self.has_abandoned_step = self._runner.is_alive()
             if self.has_abandoned_step:
-                _log.error("step_abandoned", waited_s=grace_s)
+                step = self._link.running
+                step_id = None if step is None else step.step_id
+                _log.error("step_abandoned", step_id=step_id, waited_s=grace_s)
         self._stopping.set()
         self._link.end_streams()
         self._server.stop(_STREAM_END_GRACE_S).wait()
         if self._place is not None:
             self._place.release()
         return not is_loading and not self.has_abandoned_step
-
-    def write_ready_file(self, path: Path) -> None:
-        """Write our address and pid atomically: a reader never sees half a file."""
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        partial.write_text(json.dumps({"address": self.address, "pid": os.getpid()}))
-        partial.replace(path)
 
     def _add_port(self, address: str) -> int:
         is_open = self._is_authenticated or self._insecure_link

@@ -8,21 +8,29 @@ from dataclasses import fields
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from executor_svc.slots.logits_hook import DrawnRows, LogitsHook
+from executor_svc.slots.metadata import SAMPLING_DTYPES, MetadataType
+from executor_svc.slots.numbers import SlotNumbers
 from executor_svc.slots.tokens import SlotTokens
 from kernels.patch_rows import RowField
-from kernels.sampling import Allowed, Biases, LogitEdits, Penalties, SamplingColumns
+from kernels.sampling import (
+    Allowed,
+    Biases,
+    LogitEdits,
+    Penalties,
+    Sampled,
+    SamplingColumns,
+    VocabularyShard,
+    sample,
+)
 from tandem.errors import SessionLost
 from tandem.link.batch import Admission, Float32Column, Int32Column
 from tandem.sampling_params import SamplingParams
 
-SAMPLING_FIELDS = (
-    RowField(name="temperature", dtype=torch.float32),
-    RowField(name="top_k", dtype=torch.int32),
-    RowField(name="top_p", dtype=torch.float32),
-    RowField(name="seed", dtype=torch.int64),
-    RowField(name="choice", dtype=torch.int64),
-    RowField(name="min_p", dtype=torch.float32),
+SAMPLING_FIELDS = tuple(
+    RowField(name=name, dtype=getattr(torch, dtype)) for name, dtype in SAMPLING_DTYPES.items()
 )
 """
 Columns of `SlotSampling.parameters` on a device; rows of padding have zeros, except for top_p.
@@ -71,20 +79,25 @@ class _IdLists:
 
 class SlotSampling:
     """
-    Sampling parameters by slot; owned by the runner.
+    Sampling parameters and metadata by slot; owned by the runner.
 
     A feature that no slot has ever used costs a step nothing; one that no row of the step uses
     costs one look at a column.
     """
 
-    def __init__(self, num_slots: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        vocab_size: int,
+        device: torch.device,
+        *,
+        hook: LogitsHook | None = None,
+    ) -> None:
         self._vocab_size = vocab_size
-        self._temperature = np.zeros(num_slots, np.float32)
-        self._top_k = np.zeros(num_slots, np.int32)
-        self._top_p = np.ones(num_slots, np.float32)
-        self._seed = np.zeros(num_slots, np.int64)
-        self._choice = np.zeros(num_slots, np.int64)
-        self._min_p = np.zeros(num_slots, np.float32)
+        self._hook = hook
+        types = [MetadataType(name, dtype, False) for name, dtype in SAMPLING_DTYPES.items()]
+        by_label = {one.label: one for one in (*types, *(() if hook is None else hook.types))}
+        self._numbers = SlotNumbers(num_slots, by_label.values(), device)
         self._has_filters = np.zeros(num_slots, np.bool_)
         """True for slots that draw with noise and have min_p, top_k or top_p set."""
         self._has_penalties = np.zeros(num_slots, np.bool_)
@@ -108,12 +121,9 @@ class SlotSampling:
     def admit(self, admission: Admission) -> None:
         """Take over a slot; ids outside the vocabulary have no logit and are left out."""
         slot, sampling = admission.slot, admission.sampling
-        self._temperature[slot] = sampling.temperature
-        self._top_k[slot] = sampling.top_k
-        self._top_p[slot] = sampling.top_p
-        self._seed[slot] = np.uint64(sampling.seed).astype(np.int64)
-        self._choice[slot] = sampling.choice
-        self._min_p[slot] = sampling.min_p
+        numbers = {name: getattr(sampling, name) for name in SAMPLING_DTYPES}
+        numbers["seed"] = int(np.uint64(sampling.seed).astype(np.int64))
+        self._numbers.put(slot, numbers | dict(sampling.row_metadata))
         self._any_min_p |= sampling.min_p > 0
         is_greedy = sampling.temperature <= 0 or sampling.top_k == 1
         self._has_filters[slot] = not is_greedy and (
@@ -136,14 +146,7 @@ class SlotSampling:
         self, slot: Int32Column
     ) -> Mapping[str, NDArray[np.int32 | np.int64 | np.float32]]:
         """Return the parameters that stay as they are while slots decode, by column names."""
-        return {
-            "temperature": self._temperature[slot],
-            "top_k": self._top_k[slot],
-            "top_p": self._top_p[slot],
-            "seed": self._seed[slot],
-            "choice": self._choice[slot],
-            "min_p": self._min_p[slot],
-        }
+        return {name: self._numbers.of(name, slot) for name in SAMPLING_DTYPES}
 
     def has_filters(self, slot: Int32Column) -> bool:
         """Tell whether any of these slots draws from fewer than all ids."""
@@ -156,9 +159,9 @@ class SlotSampling:
         Tell whether a captured graph may draw the tokens of these slots at `position`.
 
         It may not if a slot has a parameter that graphs do not know away from its default, if end
-        ids are banned at the position, or if margins are computed.
+        ids are banned at the position, if margins are computed, or if there is a hook.
         """
-        if margin_eps is not None:
+        if margin_eps is not None or self._hook is not None:
             return False
         if not self._any_beyond_graphs and not self._any_edits:
             return True
@@ -166,14 +169,35 @@ class SlotSampling:
 
     def columns(self, slot: Int32Column, position: Int32Column) -> SamplingColumns:
         """Return the columns, on the host, by which slots draw their token at `position`."""
-        return SamplingColumns(
-            temperature=torch.from_numpy(self._temperature[slot]),
-            top_k=torch.from_numpy(self._top_k[slot]),
-            top_p=torch.from_numpy(self._top_p[slot]),
-            seed=torch.from_numpy(self._seed[slot]),
-            position=torch.from_numpy(position.astype(np.int64)),
-            choice=torch.from_numpy(self._choice[slot]),
-            min_p=torch.from_numpy(self._min_p[slot]) if self._any_min_p else None,
+        found = {name: torch.from_numpy(one) for name, one in self.parameters(slot).items()}
+        if not self._any_min_p:
+            found.pop("min_p")
+        return SamplingColumns(**found, position=torch.from_numpy(position.astype(np.int64)))
+
+    def draw(
+        self,
+        logits: Tensor,
+        slot: Int32Column,
+        position: Int32Column,
+        tokens: SlotTokens,
+        *,
+        margin_eps: float | None,
+        shard: VocabularyShard | None,
+    ) -> Sampled:
+        """
+        Draw the tokens of slots at `position` from their logits as their requests ask, after the
+        hook changed these; `margin_eps` and `shard` are as in `kernels.sampling.sample`.
+        """
+        if self._hook is not None:
+            logits = self._hook.changed(logits, DrawnRows(self._numbers, tokens, slot, position))
+        return sample(
+            logits,
+            self.columns(slot, position),
+            edits=self.edits(slot, position, tokens),
+            num_logprobs=self.num_logprobs(slot),
+            logprob_ids=self.logprob_ids(slot),
+            margin_eps=margin_eps,
+            shard=shard,
         )
 
     def edits(

@@ -21,6 +21,7 @@ from executor_svc.model.decoder import Decoder
 from executor_svc.model.loader import LoadedModel
 from executor_svc.model.marked_parts import Mark, mark_parts, unmark_parts
 from executor_svc.slots.checksum import token_checksum
+from executor_svc.slots.logits_hook import LogitsHook
 from executor_svc.slots.sampling import SlotSampling
 from executor_svc.slots.tokens import SlotTokens
 from executor_svc.step.batch_inputs import (
@@ -40,7 +41,7 @@ from executor_svc.step.prompt_scores import ScoredTokens, score, scored_tokens
 from executor_svc.step.stage_results import stage_results
 from executor_svc.step.warm_up import warm_up_batches
 from kernels.paged_attention import AttentionShape
-from kernels.sampling import Sampled, sample
+from kernels.sampling import Sampled
 from tandem.errors import InvalidConfig, SessionLost
 from tandem.link.batch import Batch
 from tandem.link.commands import KvMode
@@ -79,6 +80,7 @@ class ModelRunner:
         queue: DeviceQueue | None = None,
         static_rows: int = 0,
         graph_plan: GraphPlan | None = None,
+        hook: LogitsHook | None = None,
     ) -> None:
         """
         Args:
@@ -89,15 +91,14 @@ class ModelRunner:
             max_model_len: Most tokens of one sequence.
             boot_id: Id of the process, put into every result.
             collect_margins: Also report the margin by which each token won.
-            batch_invariant: Give a sequence the same bits alone and beside any others, which is
-                slower.
+            batch_invariant: Give a sequence the same bits alone and beside any others; slower.
             kv_knob: The setting that sized `kv`, for the advice when memory runs out.
             clock_ns: Clock of monotonic time, for the step timings of a CPU.
             queue: Queue of the model's device; None makes one.
-            static_rows: Most rows of decode steps that run in buffers that never move, as captured
-                graphs need; 0 for no such steps.
+            static_rows: Most rows of decode steps in buffers that never move, as graphs need; or 0.
             graph_plan: Sizes of those steps, and shapes of steps with prompts, to capture at the
                 warm-up; None captures none.
+            hook: Changes the logits of rows before their tokens are drawn.
         """
         config = model.rank_config
         self._model = model
@@ -119,7 +120,7 @@ class ModelRunner:
             batch_invariant=batch_invariant,
         )
         self._slots, self._tokens = self._new_state()
-        self._sampling = SlotSampling(num_slots, config.vocab_size)
+        self._sampling = SlotSampling(num_slots, config.vocab_size, model.device, hook=hook)
         self._queue = queue or _queue_of(model.device, clock_ns)
         steps = static_steps(self._step_parts(), static_rows, graph_plan)
         self._static, self._graphs, self._mixed = steps
@@ -335,8 +336,7 @@ class ModelRunner:
             self._tokens.write(rows.slot, rows.position, sampled.token)
         if self._results is not None:
             self._results.send(sampled, scores, num_tokens=len(hidden))
-        fetch = partial(fetch_sampled, sampled)
-        return Launched(fetch=fetch, forwarded=forwarded, scores=scores)
+        return Launched(fetch=partial(fetch_sampled, sampled), forwarded=forwarded, scores=scores)
 
     def _sample(self, hidden: Tensor, rows: SamplingRows) -> Sampled:
         if len(rows.slot) == 0:
@@ -344,12 +344,11 @@ class ModelRunner:
         if len(rows.slot) < hidden.shape[0]:
             hidden = hidden.index_select(0, upload(rows.hidden_row, hidden.device))
         logits = self._decoder.project(hidden)  # sampling widens the type of what it reads
-        return sample(
+        return self._sampling.draw(
             logits,
-            self._sampling.columns(rows.slot, rows.position),
-            edits=self._sampling.edits(rows.slot, rows.position, self._tokens),
-            num_logprobs=self._sampling.num_logprobs(rows.slot),
-            logprob_ids=self._sampling.logprob_ids(rows.slot),
+            rows.slot,
+            rows.position,
+            self._tokens,
             margin_eps=self._margin_eps,
             shard=self._decoder.shard,
         )

@@ -11,7 +11,6 @@ from executor_svc.slots.tokens import SlotTokens
 from executor_svc.step.batch_inputs import SamplingRows
 from executor_svc.step.pending_step import Launched, fetch_sampled, fetch_tokens
 from executor_svc.step.static_step import DecodeStep, Drawing
-from kernels.sampling import sample
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch
 from tandem.link.slots.slot_state import SlotState
 
@@ -94,15 +93,13 @@ class StaticDecodes:
             graph = self._run(num_rows, Drawing.FILTERED if filters else Drawing.PLAIN)
             fetch = partial(fetch_tokens, self.step.launched())
             return Launched(fetch=fetch, forwarded=queue.mark(), graph=graph)
-        edits = sampling.edits(rows.slot, rows.position, self._tokens)
         graph = self._run(num_rows, Drawing.OUTSIDE)
         forwarded = queue.mark()
-        sampled = sample(
+        sampled = sampling.draw(
             self.step.logits(num_rows),
-            sampling.columns(rows.slot, rows.position),
-            edits=edits,
-            num_logprobs=sampling.num_logprobs(rows.slot),
-            logprob_ids=sampling.logprob_ids(rows.slot),
+            rows.slot,
+            rows.position,
+            self._tokens,
             margin_eps=margin_eps,
             shard=self.step.shard,
         )

@@ -217,6 +217,13 @@ class SchedulerSettings(
         "requests go; needs the extra `tracing`; default: that of OTEL_EXPORTER_OTLP_ENDPOINT, "
         "else none",
     )
+    traced_steps_per_s: int = Field(
+        10,
+        ge=0,
+        le=10_000,
+        description="most spans of steps in a second, with --otlp-endpoint, on average; each has a "
+        "link to every traced request that it computed; 0: none",
+    )
     logging_step_interval: int = Field(
         0,
         ge=0,

@@ -15,6 +15,7 @@ from scheduler_svc.core.faults.refusals import Refusal, lose_refused
 from scheduler_svc.core.listing import slot_columns
 from scheduler_svc.core.output.output_processor import apply_result
 from scheduler_svc.core.request.geometry import ExecutorGeometry, Limits
+from scheduler_svc.core.slots.step_rows import StepRows
 from scheduler_svc.core.state.fleet import Fleet
 from scheduler_svc.core.state.replica import Replica
 from tandem.engine_config import EngineConfig
@@ -130,9 +131,22 @@ class ExecutorPort:
         if replica.suspension.is_in_force:
             return suspension.plan_suspended(replica)
         batch = plan(replica, now)
-        if batch is not None and self._cell.has_others:
+        if batch is None:
+            self.note_sent(None)
+        elif self._cell.has_others:
             self._cell.router.note_change()
         return batch
+
+    def note_sent(self, step_id: int | None) -> None:
+        """Note the id of the step planned last, for lines about it; None if nothing was sent."""
+        events = self._cell.events
+        if events.has_unnamed:
+            events.name_step(step_id)
+
+    def oldest_rows(self) -> StepRows | None:
+        """Return what the oldest step in flight computes; None if that is nothing."""
+        in_flight = self._replica.in_flight
+        return StepRows.of(in_flight[0], self._replica.slots) if in_flight else None
 
     def lookahead(self, usual_step_s: float) -> int:
         """

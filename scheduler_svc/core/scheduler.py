@@ -125,10 +125,10 @@ class Scheduler(ExecutorPort):
         num_output_tokens: int | None = None,
         *,
         tenant: str = NO_TENANT,
-    ) -> None:
+    ) -> dict[str, str]:
         """
         End all live choices of a tenant's request from outside, in any state; their slots and
-        blocks are free in the next batch.
+        blocks are free in the next batch. Returns its ids for the log.
 
         Args:
             request_id: Id of the request.
@@ -141,8 +141,10 @@ class Scheduler(ExecutorPort):
         Raises:
             RequestNotFound: No live request of this tenant has this id.
         """
-        for request in self._cell.requests.choices_of(tenant, request_id):
+        choices = self._cell.requests.choices_of(tenant, request_id)
+        for request in choices:
             finish(self._cell, request, reason, now, num_output_tokens=num_output_tokens)
+        return choices[0].new.log_ids
 
     def end_handle(
         self,
@@ -150,9 +152,9 @@ class Scheduler(ExecutorPort):
         reason: FinishReason,
         now: float,
         num_output_tokens: int | None = None,
-    ) -> None:
+    ) -> dict[str, str]:
         """
-        End one choice of a request, as `end_request` ends all of them.
+        End one choice of a request, as `end_request` ends all of them; returns the same.
 
         Raises:
             RequestNotFound: No live request has this handle.
@@ -161,6 +163,7 @@ class Scheduler(ExecutorPort):
         if request is None:
             raise RequestNotFound(f"no live request has the handle {handle}: it may have ended")
         finish(self._cell, request, reason, now, num_output_tokens=num_output_tokens)
+        return request.new.log_ids
 
     def preempt(self, request_id: str, tenant: str = NO_TENANT) -> None:
         """

@@ -361,7 +361,8 @@ class ExecutorSession:
         """End the session, and tell which step may be to blame for the loss."""
         is_in_vain = self._num_lost >= LOSSES_IN_VAIN
         is_blaming = cause.blames_step or (cause.may_repeat and is_in_vain)
-        died_in = self._running() if is_blaming else None
+        step_id = self._running() if is_blaming else None
+        died_in = None if step_id is None else step_id - next(iter(self._in_flight))
         refusal = refusal_of(error, cause, self._in_flight, is_repeated=is_in_vain)
         self._was_lost_stuck = self._was_lost_stuck or self._watch.stuck_s > 0
         if self.detached_since_s is None:
@@ -378,6 +379,7 @@ class ExecutorSession:
             reason=error.reason,
             message=error.message,
             died_in=died_in,
+            step_id=step_id,
         )
         may_live = self._end.boot_id if cause.may_live and not is_in_vain else ""
         ended = SessionEnded(
@@ -390,11 +392,8 @@ class ExecutorSession:
             self._may_live[self.address] = may_live
 
     def _running(self) -> int | None:
-        """
-        Return the index of the step that ran at the last heartbeat, counted from the oldest step in
-        flight, which is 0 and the least; None if no step is in flight.
-        """
+        """Return the id of the step in flight that ran at the last heartbeat; None without any."""
         if not self._in_flight:
             return None
         oldest, newest = next(iter(self._in_flight)), next(reversed(self._in_flight))
-        return min(max(self._watch.running_step_id, oldest), newest) - oldest
+        return min(max(self._watch.running_step_id, oldest), newest)

@@ -29,6 +29,7 @@ from scheduler_svc.ipc.messages import (
     Query,
     Refused,
     Reply,
+    StepTraced,
     StreamLogprobs,
     Submit,
     Update,
@@ -65,6 +66,7 @@ class CoreClient:
     Attributes:
         num_turns: Counter that grows as long as the event loop runs; read by the watch thread.
         shared_writes: Streams of many requests each, whose clients must not stall.
+        on_step: Is called with each step whose span is to be made here.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class CoreClient:
         self._gone: TandemError | None = None
         self.num_turns = 0
         self.shared_writes: set[SharedWrite] = set()
+        self.on_step: Callable[[StepTraced], None] = lambda _: None
         self.served = ServedModel()
         self.availability = Availability(executor_attached=False, ready=False, draining=False)
 
@@ -281,12 +284,8 @@ class CoreClient:
         match message:
             case Update():
                 self._apply(message)
-            case Accepted():
-                if inbox := self._inboxes.get(message.stream_id):
-                    inbox.accept(message)
-            case Refused():
-                if inbox := self._inboxes.get(message.stream_id):
-                    inbox.refuse(message.as_error())
+            case Accepted() | Refused():
+                self._answer(message)
             case Reply():
                 reply = self._replies.get(message.query_id)
                 if reply is not None and not reply.done():
@@ -295,9 +294,20 @@ class CoreClient:
                 self.availability = message
                 self.served.refusal = message.refusal
                 self._notify()
+            case StepTraced():
+                self.on_step(message)
             case Model():
                 self.served.load(message, self._notify)
                 self._notify()
+
+    def _answer(self, message: Accepted | Refused) -> None:
+        inbox = self._inboxes.get(message.stream_id)
+        if inbox is None:
+            return
+        if isinstance(message, Accepted):
+            inbox.accept(message)
+        else:
+            inbox.refuse(message.as_error())
 
     def _add_tokens(self, update: Update) -> None:
         streams, tokens = update.token_stream, update.token

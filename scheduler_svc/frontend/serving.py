@@ -9,9 +9,17 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
+import msgspec
+import structlog
 
 from scheduler_svc.core.request.request import FinishReason
-from scheduler_svc.frontend.calls.call_id import call_id, name_call, trace_headers
+from scheduler_svc.frontend.calls.call_id import (
+    call_id,
+    call_trace,
+    name_call,
+    name_trace,
+    trace_headers,
+)
 from scheduler_svc.frontend.calls.rpc_handlers import write
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.models import NamesModel, check_model
@@ -23,12 +31,14 @@ from scheduler_svc.frontend.stream.shared_write import ItemBell
 from scheduler_svc.frontend.stream.stream import RequestOutput
 from scheduler_svc.frontend.text.served_model import LoadedModel
 from scheduler_svc.frontend.text.tokenizer_threads import TokenizerThreads
-from scheduler_svc.ipc.messages import StreamProgress
+from scheduler_svc.ipc.messages import StreamProgress, Submit
 from tandem.errors import NoExecutor, SlowConsumer, TandemError
 from tandem.inference.v1 import inference_service_pb2 as pb
 
 if TYPE_CHECKING:
     from scheduler_svc.frontend.tracing.request_spans import RequestTrace, RequestTracer
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -75,6 +85,7 @@ class RequestServing:
         self.core = core
         if tracer is not None:
             core.on_change(lambda: tracer.look(core.availability))
+            core.on_step = tracer.steps.note
 
     async def loaded(self, request: NamesModel) -> LoadedModel:
         """Return the served model, which the request may name."""
@@ -105,11 +116,13 @@ class RequestServing:
         """
         arrival_s = self.clock()
         with self._traced(request, rpc, arrival_s) as traced:
+            if traced is not None:
+                name_trace(*traced.ids)
             prepared, loaded = await self._prepare(request, arrival_s, left_s)
             core = self.core
             before = [Received(len(one.prior.token_ids), one.is_over) for one in prepared.starts]
             with core.submit(
-                prepared.submit,
+                lambda stream_id: _with_trace(prepared.submit(stream_id)),
                 before=before,
                 with_logprobs=prepared.with_logprobs,
                 with_scores=prepared.scored_prompt is not None and len(prepared.prompt) > 1,
@@ -140,6 +153,7 @@ class RequestServing:
                     # It holds the trace, which holds the output and by it the inbox: the span would
                     # stay until the collector of cycles comes by.
                     inbox.on_progress = None
+                    _tell_end(output)
 
     async def _prepare(
         self, request: pb.GenerateRequest, arrival_s: float, left_s: float | None
@@ -184,10 +198,8 @@ class RequestServing:
         def note_progress(choice: int, progress: StreamProgress) -> None:
             traced.note_progress(choice, progress, self.clock())
 
-        traced.note_started(output.started, tenant)
+        traced.follow(output.started, tenant, lambda: output.ends, lambda: output.failure)
         output.inbox.on_progress = note_progress
-        traced.ends = lambda: output.ends
-        traced.failure = lambda: output.failure
 
     def cancel(self, inbox: StreamInbox) -> None:
         """Ask the core to end all choices of a request; their output comes to its end."""
@@ -214,6 +226,31 @@ class RequestServing:
             task.uncancel()
             raise writing.slow from None
         writing.end_write(self.clock())
+
+
+def _with_trace(submit: Submit) -> Submit:
+    """Add the trace that the calling task's request is part of, if there is one."""
+    trace_id, span_id = call_trace()
+    if not trace_id:
+        return submit
+    return msgspec.structs.replace(submit, trace_id=trace_id, span_id=span_id)
+
+
+def _tell_end(output: RequestOutput) -> None:
+    """Write the line of a request of which the core ended a choice; its task names its ids."""
+    if not (ends := [*output.ends.values()]):
+        return
+    first_s = [end.first_token_s for end in ends if end.first_token_s is not None]
+    _log.debug(
+        "request_finished",
+        reasons=[FinishReason(end.reason).name for end in ends],
+        prompt_tokens=ends[0].num_prompt_tokens,
+        cached_tokens=ends[0].num_cached_tokens,
+        output_tokens=sum(end.num_output_tokens for end in ends),
+        queue_s=min(end.queue_s for end in ends),
+        first_token_s=min(first_s, default=None),
+        total_s=max(end.total_s for end in ends),
+    )
 
 
 def with_tokens_emitted(error: TandemError, num_tokens: int) -> TandemError:

@@ -6,6 +6,9 @@ import msgspec
 
 from scheduler_svc.ipc.snapshot import HistogramSnapshot
 
+MAX_STEPS = 256
+"""Newest steps that the core keeps, and that may be asked for."""
+
 
 class StepSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One step whose result was applied; the fields of `tandem.admin.v1.StepSample`."""

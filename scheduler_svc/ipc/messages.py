@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
+from scheduler_svc.core.request.new_request import log_ids
 from scheduler_svc.core.request.tenant import TenantLimits
 from tandem.errors import ERROR_BY_REASON, InternalError, TandemError
 from tandem.sampling_params import SamplingParams
@@ -69,6 +70,15 @@ class Submit(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
     """Hash of prompt and all parameters but the seed; requests with one key must agree in it."""
     is_seed_given: bool = False
     """True when the client sent `seed`."""
+    trace_id: str = ""
+    """Id of the trace that its call is part of, 32 hexadecimal digits; empty for none."""
+    span_id: str = ""
+    """Id of its span there, 16 digits, to which spans of steps link; empty if none is recorded."""
+
+    @property
+    def log_ids(self) -> dict[str, str]:
+        """Ids for lines of the log about this request."""
+        return log_ids(self.request_id, self.trace_id)
 
 
 class EndStream(msgspec.Struct, array_like=True, tag=3, frozen=True, kw_only=True):
@@ -237,8 +247,39 @@ class Reply(msgspec.Struct, array_like=True, tag=15, frozen=True, kw_only=True):
     error: Refused | None
 
 
+class StepTraced(msgspec.Struct, array_like=True, tag=16, frozen=True, kw_only=True):
+    """
+    A step that computed requests whose spans are recorded, sent to one frontend, which makes its
+    span. It may be lost. Durations are the executor's own, see `tandem.link.results.StepTimings`.
+    """
+
+    step_id: int
+    session_epoch: int
+    boot_id: str
+    executor: str
+    """Address of the executor, as operators know it."""
+    sent_s: float
+    applied_s: float
+    num_prefills: int
+    num_decodes: int
+    prefill_tokens: int
+    decode_tokens: int
+    graph_tokens: int
+    """Tokens, with padding, of the captured graph that ran; 0 for an eager step."""
+    queued_ns: int
+    forward_ns: int
+    sample_ns: int
+    total_ns: int
+    links: tuple[tuple[str, str], ...]
+    """Trace id and span id of each traced request of the step, as in `Submit`."""
+    num_left_out: int
+    """Traced requests of the step for which there was no link left."""
+    num_skipped: int
+    """Steps of traced requests since the step before that was told, of which none is."""
+
+
 FrontendMessage = Hello | Submit | EndStream | Query
-CoreMessage = Model | Availability | Accepted | Refused | Update | Reply
+CoreMessage = Model | Availability | Accepted | Refused | Update | Reply | StepTraced
 
 encode = msgspec.msgpack.Encoder().encode
 _frontend_decoder: msgspec.msgpack.Decoder[FrontendMessage] = msgspec.msgpack.Decoder(

@@ -134,7 +134,7 @@ class Intake:
                 self._state.unserved_s = now
             _log.info(
                 "request_refused",
-                request_id=message.request_id,
+                **message.log_ids,
                 reason=error.reason,
                 message=error.message,
                 **error.metadata,
@@ -146,7 +146,7 @@ class Intake:
             message.stream_id, acceptance.num_truncated_tokens, acceptance.max_tokens
         )
         self._publisher.answer(frontend, accepted)
-        _log.debug("request_accepted", request_id=message.request_id, frontend=frontend)
+        _log.debug("request_accepted", **message.log_ids, frontend=frontend)
 
     def _take(self, message: Submit, handle: int, core: Scheduler, now: float) -> Acceptance:
         """Submit a request to the core, after ending the one that it repeats."""
@@ -155,7 +155,7 @@ class Intake:
         if message.attempt_key:
             repeated = self._state.keys.find(message, lambda one: core.find(one) is not None)
             if repeated:
-                _log.info("request_repeated", request_id=message.request_id)
+                _log.info("request_repeated", **message.log_ids)
             self._end(repeated, now, FinishReason.SUPERSEDED)
         handles = [handle + choice for choice in new.live_choices]
         if not handles:  # No choice is live: only the frontend has output left to send.
@@ -163,6 +163,7 @@ class Intake:
         acceptance = core.submit(new, now)
         self._state.keys.claim(message, handles)
         self._state.handles[frontend_of(handle)].update(handles)
+        self._state.traces.note_accepted(handles, message)
         return acceptance
 
     def _core_for(self, message: Submit) -> Scheduler:
@@ -181,16 +182,15 @@ class Intake:
 
     def _end_stream(self, frontend: int, message: EndStream, now: float) -> None:
         core, handle = self._state.core, handle_of(frontend, message.stream_id)
-        request_id = None if core is None else core.find(handle)
-        if core is None or request_id is None:
+        if core is None or core.find(handle) is None:
             return  # Its end is already on the way to the frontend.
         try:
             reason = FinishReason(message.reason)
         except ValueError:
             _log.error("frontend_message_malformed", error=f"finish reason {message.reason}")
             reason = FinishReason.CANCELLED
-        core.end_handle(handle, reason, now, message.num_output_tokens)
-        _log.debug("request_ended_by_frontend", request_id=request_id, reason=reason.name)
+        ids = core.end_handle(handle, reason, now, message.num_output_tokens)
+        _log.debug("request_ended_by_frontend", **ids, reason=reason.name)
 
     def _query(self, frontend: int, message: Query, now: float) -> None:
         reply = self._queries.answer(frontend, message, now)
@@ -208,7 +208,7 @@ def _check_sendable(message: Submit) -> None:
     """
     problem = what_link_refuses(message.sampling)
     if problem is not None:
-        _log.error("request_not_sendable", request_id=message.request_id, problem=problem)
+        _log.error("request_not_sendable", **message.log_ids, problem=problem)
         raise InternalError(
             f"the scheduler made a row that no executor takes ({problem}), which is a bug: report "
             "it with the request's parameters"
@@ -240,4 +240,5 @@ def _new_request(message: Submit, handle: int, block_size: int) -> NewRequest:
         block_digests=message.block_digests if message.digest_block_size == block_size else b"",
         prior_outputs=tuple(np.frombuffer(prior, "<i4") for prior in message.prior_outputs),
         finished_choices=frozenset(message.finished_choices),
+        trace_id=message.trace_id,
     )

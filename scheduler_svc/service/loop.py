@@ -36,6 +36,7 @@ from scheduler_svc.service.intake import Intake
 from scheduler_svc.service.observe.metrics import CoreMetrics
 from scheduler_svc.service.observe.queries import Queries
 from scheduler_svc.service.observe.step_lines import Load, StepLines
+from scheduler_svc.service.observe.step_traces import StepTraces
 from scheduler_svc.service.publisher import RETRY_S, Publisher
 from scheduler_svc.service.queue_positions import QueuePositions
 from scheduler_svc.service.service_state import ServiceState
@@ -99,7 +100,7 @@ class CoreLoop:
         self._is_strict = is_strict
         self._commands: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
         self.turns = LoopTurns(self._turn, sources=(socket,), wakeup=wakeup)
-        self._state = ServiceState(started_s=clock())
+        self._state = ServiceState(clock(), StepTraces(settings.traced_steps_per_s))
         self._metrics = CoreMetrics()
         self._publisher = Publisher(socket)
         self._positions = QueuePositions(self._publisher, clock)
@@ -261,6 +262,7 @@ class CoreLoop:
         port, limits, session = member.port, member.limits, member.session
         assert port is not None
         assert limits is not None
+        traced = self._state.traces.look(port, now)
         try:
             port.apply(result, now)
         except SessionLost as error:
@@ -275,11 +277,15 @@ class CoreLoop:
         self._state.activity.note_step(
             member.address, command, result, num_tokens=num_tokens, total_s=step_s, now=now
         )
+        if traced is not None:
+            told = traced.told(member, result, sent_s=now - step_s, applied_s=now)
+            self._publisher.offer(traced.frontend, told)
         line = self._step_lines.line(command, result, lambda: self._load(port, limits))
         if line is not None:
-            stats = self._load(port, limits).stats
-            for one in (line, memory_line(stats.used_blocks, stats.total_blocks)):
-                log_worded(_log, one.event, one.values, one.text)
+            stats, ids = self._load(port, limits).stats, {"step_id": result.step_id}
+            memory = memory_line(stats.used_blocks, stats.total_blocks)
+            log_worded(_log, line.event, line.values, line.text)
+            log_worded(_log, memory.event, {**ids, **memory.values}, memory.text)
 
     def _load(self, port: ExecutorPort, limits: EngineConfig) -> Load:
         core = self._state.core
@@ -311,13 +317,15 @@ class CoreLoop:
             if batch is None:
                 return
             self._metrics.count_schedule(self._clock() - began_s)
-            session.send(batch, port.state_hash, now)
+            port.note_sent(session.send(batch, port.state_hash, now))
 
     def _publish(self) -> None:
         events = self._state.core.take_events() if self._state.core is not None else None
         if not events:
             return
         self._metrics.count_events(events)
+        if events.progress:
+            self._state.traces.note_progress(events.progress)
         if events.failed:
             self._state.activity.note_failures(events.failed, self._clock())
         for line in events.log_lines:

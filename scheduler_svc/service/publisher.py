@@ -206,6 +206,11 @@ class Publisher:
         if outbox is not None:
             outbox.answers.append(message)
 
+    def offer(self, frontend: int, message: CoreMessage) -> None:
+        """Queue a message that may be lost; a full pipe that holds others back has no room."""
+        if frontend not in self._retry_s:
+            self.answer(frontend, message)
+
     def answer_all(self, message: CoreMessage) -> None:
         """Queue a message other than an Update for every frontend."""
         for outbox in self._outboxes.values():

@@ -7,7 +7,6 @@ the core thread to end. It also ends the process if the core loop hangs.
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import secrets
@@ -40,6 +39,7 @@ from scheduler_svc.service.port_security import check_files, warn_where_open
 from scheduler_svc.service.wakeup import Wakeup
 from tandem.link.session import SchedulerId
 from tandem.network.listen_address import ListenAddress, check_all_free
+from tandem.process.ready_file import write_ready_file
 
 HELLO_DEADLINE_S = 60.0
 SAME_SIGNAL_S = 0.5
@@ -297,12 +297,11 @@ class Service:
             "address": first.address,
             "admin_address": first.admin_address,
             "metrics_address": first.metrics_address,
-            "pid": os.getpid(),
         }
-        _log.info("listening", frontends=len(self._frontends), **addresses)
+        _log.info("listening", frontends=len(self._frontends), **addresses, pid=os.getpid())
         warn_where_open(self._settings.listen_addresses(), self._settings.frontend_security())
         if self._settings.ready_file is not None:
-            _write_whole(self._settings.ready_file, json.dumps(addresses))
+            write_ready_file(self._settings.ready_file, addresses)
 
 
 def scheduler_id(settings: SchedulerSettings) -> SchedulerId:
@@ -320,10 +319,3 @@ def scheduler_id(settings: SchedulerSettings) -> SchedulerId:
 
 def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file atomically, so that no reader sees it half written."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text)
-    partial.replace(path)

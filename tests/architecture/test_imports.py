@@ -66,6 +66,7 @@ class TestImportRules:
             ("scheduler_svc/core/request/request.py", "import tandem.settings.schema"),
             ("tandem_client/__init__.py", "import tandem.settings.schema"),
             ("tandem_client/__init__.py", "import executor_svc"),
+            ("tandem_client/__init__.py", "import tandem.http_server.process"),
         ],
         ids=lambda value: value.removeprefix("import ").replace("/", "."),
     )

@@ -10,9 +10,11 @@ import grpc
 import pytest
 
 from tandem import status
+from tandem.admin.v1 import admin_service_pb2
 from tandem.common.v1 import errors_pb2
 from tandem.error_codes import ERROR_BY_CODE, TandemError
 from tandem.errors import ERROR_BY_REASON
+from tandem.inference.v1 import inference_service_pb2
 
 PREFIX = "ERROR_REASON_"
 PROTO = Path(status.__file__).parents[2] / "tandem/common/v1/errors.proto"
@@ -21,6 +23,8 @@ REASONS = [
     for name in errors_pb2.ErrorReason.keys()  # noqa: SIM118  # an enum wrapper is no dict
     if name != "ERROR_REASON_UNSPECIFIED"
 ]
+README = Path(__file__).parents[2] / "README.md"
+SERVICES = (inference_service_pb2, admin_service_pb2)
 LOCAL = {status.PeerUnavailable, status.CallCancelled, *ERROR_BY_CODE.values()} - {
     *ERROR_BY_REASON.values()
 }
@@ -35,6 +39,17 @@ def documented() -> dict[str, tuple[str, str]]:
         text = " ".join(line.strip().removeprefix("//").strip() for line in comment.splitlines())
         found[reason] = (re.split(r"[ .]", text)[0], text)
     return found
+
+
+def sent_to_clients() -> set[str]:
+    """Return the reasons that rpcs of the public and the admin service name as theirs."""
+    return {
+        errors_pb2.ErrorReason.Name(number).removeprefix(PREFIX)
+        for module in SERVICES
+        for service in module.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+        for number in method.GetOptions().Extensions[errors_pb2.reasons].reasons
+    }
 
 
 def all_classes(root: type[TandemError] = TandemError) -> list[type[TandemError]]:
@@ -90,6 +105,17 @@ class TestErrorTable:
         assert codes == ERROR_BY_CODE.keys()
         for cls in all_classes():
             assert issubclass(cls, ERROR_BY_CODE[cls.code])
+
+    def test_readme_tells_what_to_do_after_each_reason(self):
+        """
+        The table of errors in the README has each reason that clients can meet, at its status.
+        """
+        rows = re.findall(
+            r"^\| ([A-Z_]+) \| ([A-Z_, ]+) \| .+ \|$", README.read_text(), re.MULTILINE
+        )
+        told = {(reason, code) for code, reasons in rows for reason in reasons.split(", ")}
+        assert {(reason, ERROR_BY_REASON[reason].code) for reason in sent_to_clients()} <= told
+        assert [] == [row for row in told if ERROR_BY_REASON[row[0]].code != row[1]]
 
     def test_passed_deadline_is_a_timeout_of_python_too(self):
         """

@@ -68,11 +68,17 @@ class PodmanCommands:
         done = self._run("logs", f"--tail={NUM_LOG_LINES}", container)
         return done.stdout + done.stderr
 
+    def log(self, container: str, since_s: float) -> str:
+        """Return what a container printed since a Unix time; nothing, if it is not there."""
+        done = self._run("logs", f"--since={int(since_s)}", container)
+        return "" if done.returncode else done.stdout + done.stderr
+
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["podman", *arguments],
             cwd=self._folder,  # a container's monitor leaves a file where it was started
             env=self.environment,
+            start_new_session=True,  # Ctrl-C is the harness's, which then removes what there is
             capture_output=True,
             text=True,
             check=False,

@@ -171,13 +171,16 @@ class Cluster:
         self.scheduler = Process("scheduler_svc", arguments, self._folder, self._name("scheduler"))
         self.admin_address: str = self.scheduler.addresses()["admin_address"]
 
-    def start_executor(self, *, ready: bool = True) -> None:
-        """Start an executor on the cluster's port; with `ready`, wait until requests are served."""
+    def start_executor(self, *extra: str, ready: bool = True) -> None:
+        """
+        Start an executor on the cluster's port, with `extra` options; with `ready`, wait until
+        requests are served.
+        """
         arguments = [f"--model={self._model}", f"--listen={self.executor_address}"]
         options = ["--dtype=float32", f"--num-threads={NUM_THREADS}", *self._limits]
         self.executor = Process(
             "tests.e2e.gated_executor",
-            [*arguments, *options],
+            [*arguments, *options, *extra],
             self._folder,
             self._name("executor"),
             {"STEP_GATE": str(self._gate_file)},

@@ -51,6 +51,7 @@ class TestRefusals:
             ("logit_bias", ((5, float("nan")),)),
             ("allowed_token_ids", (3, 3)),
             ("end_ids", (2**31,)),
+            ("row_metadata", (("steer", 1.0),)),
         ],
     )
     def test_params_are_refused_however_often_they_come(self, name, value):

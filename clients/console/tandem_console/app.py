@@ -15,9 +15,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tandem.error_codes import PermissionDenied, TandemError, Unauthenticated
+from tandem.http_server.encryption import newest_credentials
 from tandem.network.listen_address import reaches_beyond_this_machine
 from tandem.process.telemetry import warn_where_unprotected
-from tandem_console.encryption import newest_options
+from tandem_client.channel import ChannelOptions
 from tandem_console.headers import Guard
 from tandem_console.logins import LoginRefused, check_site, token_of
 from tandem_console.sessions import Sessions
@@ -36,7 +37,7 @@ class Console:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._options = newest_options(settings)
+        self._credentials = newest_credentials(settings)
         self._sessions: Sessions | None = None
         self._num_streams = 0
         self._has_warned = False
@@ -47,7 +48,7 @@ class Console:
         settings = self._settings
         self._sessions = Sessions(
             settings.admin_address,
-            self._options,
+            lambda: ChannelOptions(credentials=self._credentials()),
             settings.interval_s,
             asks_login=settings.scheduler_cert is not None,
         )

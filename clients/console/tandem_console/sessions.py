@@ -8,13 +8,13 @@ import hashlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 from tandem.error_codes import TandemError, Unauthenticated
 from tandem.errors import InvalidConfig
 from tandem_client.admin.aio import AsyncAdminClient
 from tandem_client.channel import ChannelOptions
 from tandem_client.streams.retry import NO_RETRY
-from tandem_console.encryption import with_token
 from tandem_console.logins import (
     LoginRefused,
     NoTokensAsked,
@@ -146,7 +146,7 @@ class Sessions:
             await watch.close()
 
     def _watch(self, token: str) -> Watch:
-        options = with_token(self._options(), token)
+        options = replace(self._options(), api_key=token)  # an empty token: calls have none
         admin = AsyncAdminClient(self._address, retry=NO_RETRY, options=options)
         return Watch(admin, self._interval_s, clock=self._clock)
 

@@ -1,5 +1,6 @@
 """The whole engine in one process: the same scheduler core and model runner, without gRPC."""
 
+from executor_svc.slots.metadata import DEFAULT_METADATA_TYPES, MetadataType
 from scheduler_svc.core.request.options import (
     CoreOptions,
     Eviction,
@@ -49,6 +50,7 @@ from tandem_embedded.stream import TextPiece, TextStream
 from tandem_embedded.tokenizer import HuggingFaceTokenizer, SimpleTokenizer, Tokenizer
 
 __all__ = [
+    "DEFAULT_METADATA_TYPES",
     "PRESETS",
     "Backend",
     "CompletedChoice",
@@ -71,6 +73,7 @@ __all__ = [
     "KVCacheManager",
     "KVCacheManagerTrait",
     "MemoryStats",
+    "MetadataType",
     "ModelExecutor",
     "OnPressure",
     "Overlength",

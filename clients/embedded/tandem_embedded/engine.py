@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
-from scheduler_svc.core.request.options import CoreOptions, OnPressure
+from scheduler_svc.core.request.options import CoreOptions
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
@@ -18,6 +18,7 @@ from tandem_embedded.errors import SchedulerError, engine_errors
 from tandem_embedded.intake import Intake, Messages, Prompt
 from tandem_embedded.ledger import Delivery, Ledger
 from tandem_embedded.loading.runners import RunnerSettings, load_backends
+from tandem_embedded.metadata import RequestMetadata, metadata_of
 from tandem_embedded.observe.logs import quiet_unless_configured
 from tandem_embedded.observe.metrics_writer import StepMetrics
 from tandem_embedded.parallel.accord import Meeting, accord_of
@@ -30,6 +31,9 @@ from tandem_embedded.results import CompletedRequest
 from tandem_embedded.settings import checked_settings, kv_mode, model_directory
 from tandem_embedded.stream import TextStream
 from tandem_embedded.tokenizer import Tokenizer, tokenizer_of
+
+if TYPE_CHECKING:
+    from executor_svc.slots.logits_hook import HookFunction
 
 
 class InferenceEngine(EngineQueries):
@@ -78,6 +82,11 @@ class InferenceEngine(EngineQueries):
         metrics_writer: Gets the load of every N-th step: `wandb`, one of its runs, or TensorBoard's
             SummaryWriter; see observe/metrics_writer.py.
         logging_step_interval: This N; 0 = none.
+        logits_hook: Function of the logits of a step and their `DrawnRows`, called before tokens
+            are drawn from them; see executor_svc/slots/logits_hook.py.
+        request_metadata_types: Numbers of each request that it reads: tuples of label, dtype, and
+            True for the device; default: `DEFAULT_METADATA_TYPES`. Requests set those that are none
+            of their parameters in `GenerationParams.metadata`.
         clock: Clock in monotonic seconds.
         aliases: Other names of the sizes: see `SizeAliases`.
 
@@ -111,25 +120,28 @@ class InferenceEngine(EngineQueries):
         pg_collection: object = None,
         metrics_writer: object = None,
         logging_step_interval: int = 0,
+        logits_hook: HookFunction | None = None,
+        request_metadata_types: Sequence[tuple[str, object, bool]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         **aliases: Unpack[SizeAliases],
     ) -> None:
         quiet_unless_configured()
-        options = CoreOptions(on_pressure=OnPressure.REFUSE) if options is None else options
-        settings = RunnerSettings(
-            dtype=dtype,
-            device=device,
-            num_threads=num_threads,
-            collect_margins=collect_margins,
-            batch_invariant=batch_invariant,
-            swap_space_gb=swap_space_gb,
-            buffer_size_gb=buffer_size_gb,
-            cpu_extension=cpu_extension,
-        )
         sizes = (data_parallel_size, tensor_model_parallel_size, pipeline_model_parallel_size)
         with engine_errors():
             options = checked_settings(config, options, window, buffer_size_gb)
-            metrics = StepMetrics(metrics_writer, logging_step_interval)
+            self._metrics = StepMetrics(metrics_writer, logging_step_interval)
+            metadata = metadata_of(logits_hook, request_metadata_types, has_backend=bool(backend))
+            settings = RunnerSettings(
+                dtype=dtype,
+                device=device,
+                num_threads=num_threads,
+                collect_margins=collect_margins,
+                batch_invariant=batch_invariant,
+                swap_space_gb=swap_space_gb,
+                buffer_size_gb=buffer_size_gb,
+                cpu_extension=cpu_extension,
+                metadata=metadata,
+            )
             self._kv_mode = kv_mode(kv_cache_management_mode)
             plan = parallel_sizes(sizes, aliases, type(self))
             backends = [backend] if isinstance(backend, Backend) else list(backend or ())
@@ -143,8 +155,7 @@ class InferenceEngine(EngineQueries):
                     config, directory, settings, num_runners=count, groups=groups, arguments=common
                 )
                 tokenizer = tokenizer or tokenizer_of(directory)
-            config = config or EngineConfig()
-            self._start(config, backends, options, tokenizer, metrics)
+            self._start(config or EngineConfig(), backends, options, tokenizer, metadata)
 
     def _start(
         self,
@@ -152,13 +163,13 @@ class InferenceEngine(EngineQueries):
         backends: list[Backend],
         options: CoreOptions,
         tokenizer: Tokenizer | None,
-        metrics: StepMetrics,
+        metadata: RequestMetadata,
     ) -> None:
         self.config = config
         self._backends = backends
         self._vocab_size = backends[0].vocab_size
         self._tokenizer = tokenizer
-        self._intake = Intake(tokenizer, backends[0].vocabulary, config.max_model_len)
+        self._intake = Intake(tokenizer, backends[0].vocabulary, config.max_model_len, metadata)
         self._core = Scheduler(config, backends[0].geometry(config), options)
         self._ledger = Ledger(tokenizer)
         self._next_id = 0
@@ -169,7 +180,7 @@ class InferenceEngine(EngineQueries):
         self._driver = Driver(
             self._core, config, backends, self._ledger, self._lock, accord=self._accord
         )
-        self._driver.metrics = metrics
+        self._driver.metrics = self._metrics
 
     def __enter__(self) -> Self:
         return self
@@ -376,24 +387,6 @@ class InferenceEngine(EngineQueries):
             while self._only_releases_left():
                 self._driver.turn()
 
-    def _only_releases_left(self) -> bool:
-        with self._lock:
-            return not self._core.num_requests and self._core.has_pending_work()
-
-    def _has_work(self) -> bool:
-        with self._lock:
-            return self._is_work_left
-
-    def _only_delivers(self) -> bool:
-        """Return True while a step computes nothing, and has completed requests to return."""
-        with self._lock:
-            return self._driver.is_suspended and self._ledger.num_undelivered > 0
-
     def _take(self) -> list[CompletedRequest]:
         with self._lock:
             return self._ledger.take()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            message = "the engine is closed: make another one"
-            raise SchedulerError(message, reason="NO_EXECUTOR")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import index
 from typing import Any
 
@@ -19,6 +20,7 @@ from scheduler_svc.frontend.request.validation import (
 from tandem.errors import TandemError
 from tandem_embedded.errors import ValidationError, engine_error, engine_errors
 from tandem_embedded.ledger import Delivery, Entry
+from tandem_embedded.metadata import RequestMetadata
 from tandem_embedded.params import GenerationParams, Vocabulary
 from tandem_embedded.tokenizer import ChatTokenizer, Tokenizer
 
@@ -32,11 +34,16 @@ class Intake:
     """Checker of requests, which also resolves their parameters; immutable."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, vocabulary: Vocabulary, max_model_len: int
+        self,
+        tokenizer: Tokenizer | None,
+        vocabulary: Vocabulary,
+        max_model_len: int,
+        metadata: RequestMetadata | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._max_model_len = max_model_len
+        self._metadata = metadata or RequestMetadata()
 
     def prepare(
         self,
@@ -59,6 +66,7 @@ class Intake:
             raise ValidationError(message, reason="INVALID_PARAMETER", field="params")
         params.validate()
         params.check_ids(self._vocabulary.size, self._vocabulary.eos_token_ids)
+        self._metadata.check(params)
         self._check_needs(params)
         if (prompt is None) is (messages is None):
             message = "give either a prompt or messages."
@@ -83,12 +91,14 @@ class Intake:
         """Return the core's request for an entry."""
         params = entry.params
         assert params.max_tokens is not None
+        sampling = params.row_sampling(entry.seed, entry.ends)
+        row_metadata = self._metadata.of_row(params, entry.ends)
         eos = () if params.ignore_eos else self._vocabulary.eos_token_ids
         return NewRequest(
             request_id=str(entry.request_id),
             handle=entry.request_id,
             prompt=np.array(entry.prompt, np.int32),
-            sampling=params.row_sampling(entry.seed, entry.ends),
+            sampling=replace(sampling, row_metadata=row_metadata) if row_metadata else sampling,
             max_tokens=params.max_tokens,
             arrival_s=entry.created_at,
             eos_token_ids=frozenset(eos),

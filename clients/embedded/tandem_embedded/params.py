@@ -80,6 +80,7 @@ class GenerationParams:
         priority: Priority of the request; a lower value is admitted first.
         tenant: Tenant that the request counts for in `CoreOptions.max_tenant_requests`; "" = none.
         cache_salt: Salt of the prefix cache; only requests with the same salt share KV.
+        metadata: Numbers for the engine's logits hook, by the labels of its request_metadata_types.
     """
 
     max_tokens: int | None = None
@@ -105,6 +106,7 @@ class GenerationParams:
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""
+    metadata: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def validate(self) -> None:
         """

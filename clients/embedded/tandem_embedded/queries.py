@@ -9,7 +9,7 @@ from scheduler_svc.core.request.tenant import NO_TENANT
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.errors import RequestNotFound
 from tandem_embedded.driver import Driver
-from tandem_embedded.errors import engine_error, engine_errors
+from tandem_embedded.errors import SchedulerError, engine_error, engine_errors
 from tandem_embedded.ledger import Entry, Ledger
 from tandem_embedded.results import STATE_OF_CORE, EngineMetrics, MemoryStats, Request, RequestState
 from tandem_embedded.tokenizer import Tokenizer
@@ -20,6 +20,7 @@ class EngineQueries:
 
     _core: Scheduler
     _driver: Driver
+    _is_closed: bool
     _ledger: Ledger
     _lock: threading.Lock
     """Guards core, ledger and ids; never held while a step computes."""
@@ -124,6 +125,24 @@ class EngineQueries:
         not told of yet, or the core has work; the lock is held.
         """
         return bool(self._ledger.entries) or self._core.has_pending_work()
+
+    def _only_releases_left(self) -> bool:
+        with self._lock:
+            return not self._core.num_requests and self._core.has_pending_work()
+
+    def _has_work(self) -> bool:
+        with self._lock:
+            return self._is_work_left
+
+    def _only_delivers(self) -> bool:
+        """Return True while a step computes nothing, and has completed requests to return."""
+        with self._lock:
+            return self._driver.is_suspended and self._ledger.num_undelivered > 0
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            message = "the engine is closed: make another one"
+            raise SchedulerError(message, reason="NO_EXECUTOR")
 
     def _live(self, request_id: int) -> tuple[Entry, RequestState]:
         """

@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from scheduler_svc.core.request.options import CoreOptions
+from scheduler_svc.core.request.options import CoreOptions, OnPressure
 from tandem.bundled_model import bundled_model
 from tandem.engine_config import MAX_GIB, EngineConfig
 from tandem.errors import InvalidConfig
@@ -18,16 +18,22 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
 def checked_settings(
-    config: EngineConfig | None, options: CoreOptions, window: int, buffer_size_gb: float | None
+    config: EngineConfig | None,
+    options: CoreOptions | None,
+    window: int,
+    buffer_size_gb: float | None,
 ) -> CoreOptions:
     """
     Check limits, scheduling options, window and KV memory; returns the options with that window.
+    Without options they are those of a service, but requests at memory_threshold are refused.
 
     Raises:
         InvalidConfig: One of them is wrong, as for the functions below.
     """
     check_config(config)
     check_buffer(config, buffer_size_gb)
+    if options is None:
+        options = CoreOptions(on_pressure=OnPressure.REFUSE)
     return checked_options(options, window)
 
 

@@ -17,7 +17,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tandem.errors import TandemError
+from tandem.http_server.encryption import newest_credentials
 from tandem.network.grpc_wakeups import read_all_wakeups
+from tandem_client.channel import ChannelOptions
 from tandem_openai_gateway.answering import Answering, Endpoint
 from tandem_openai_gateway.answers.chat import ChatFormat
 from tandem_openai_gateway.answers.completion import CompletionFormat
@@ -31,7 +33,6 @@ from tandem_openai_gateway.api.headers import metadata_of
 from tandem_openai_gateway.api.responses import read_responses
 from tandem_openai_gateway.client_left import ClientLeft
 from tandem_openai_gateway.delta_interval import DeltaIntervals
-from tandem_openai_gateway.encryption import newest_options
 from tandem_openai_gateway.envelope import (
     Envelope,
     JsonResponse,
@@ -67,7 +68,7 @@ class Gateway:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._options = newest_options(settings)
+        self._credentials = newest_credentials(settings)
         self._created_s = int(time.time())
         self._schedulers: Schedulers | None = None
         self._model: ServedModel | None = None
@@ -81,7 +82,7 @@ class Gateway:
         read_all_wakeups(asyncio.get_running_loop())
         self._schedulers = Schedulers(
             self._settings.schedulers,
-            self._options,
+            lambda: ChannelOptions(credentials=self._credentials()),
             joins_output=self._settings.min_delta_interval_s != 0,
             on_resume=self.metrics.resumes.inc,
         )

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import socket
 from collections.abc import Sequence
-from pathlib import Path
-from types import FrameType
 
 import structlog
-import uvicorn
 
-from tandem.errors import AddressInUse, InvalidConfig
-from tandem.network.address import host_and_port, without_brackets
-from tandem.network.listen_address import ListenAddress, reaches_beyond_this_machine
-from tandem.process.exit_codes import EXIT_DONE
+from tandem.http_server.process import HttpLimits, serve
+from tandem.network.listen_address import reaches_beyond_this_machine
 from tandem.process.telemetry import configure_logging
 from tandem_openai_gateway.app import make_app
-from tandem_openai_gateway.encryption import https_context
-from tandem_openai_gateway.settings import Settings, read_settings
+from tandem_openai_gateway.settings import read_settings
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
@@ -29,28 +19,6 @@ KEEP_ALIVE_S = 75
 NOT_ENCRYPTED = "other machines can reach this address, and keys and texts on it are not encrypted"
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
-
-
-class Server(uvicorn.Server):
-    """A server that tells its address when it listens."""
-
-    def __init__(self, config: uvicorn.Config, settings: Settings, address: str) -> None:
-        super().__init__(config)
-        self._settings = settings
-        self._address = address
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and write the ready file."""
-        await super().startup(sockets)
-        if self._settings.ready_file is not None:
-            _write_whole(
-                self._settings.ready_file,
-                json.dumps({"address": self._address, "pid": os.getpid()}),
-            )
-        schedulers = ",".join(self._settings.schedulers)
-        _log.info("listening", at=self._address, schedulers=schedulers)
-        if reaches_beyond_this_machine(self._address) and self._settings.tls_cert is None:
-            _log.warning("unprotected", at=self._address, why=NOT_ENCRYPTED)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -62,58 +30,14 @@ def run(arguments: Sequence[str]) -> int:
     """
     settings = read_settings(arguments)
     configure_logging(settings.log_level, settings.log_format)
-    app, tls = make_app(settings), https_context(settings)
-    listener, address = listen(settings.listen)
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        lifespan="on",
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=max(1, round(settings.drain_grace_s)),
-        server_header=False,
-        ws="none",
+    app = make_app(settings)
+    limits = HttpLimits(
+        backlog=BACKLOG, stop_s=max(1, round(settings.drain_grace_s)), keep_alive_s=KEEP_ALIVE_S
     )
-    config.load()
-    config.ssl = tls  # uvicorn's own context would read the files once
-    # uvicorn raises the signal again when it has stopped, so that handlers from before it end the
-    # process as they like: this one lets it end well.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _ignore)
-    Server(config, settings, address).run(sockets=[listener])
-    _log.info("stopped")
-    return EXIT_DONE
 
+    def tell(address: str) -> None:
+        _log.info("listening", at=address, schedulers=",".join(settings.schedulers))
+        if reaches_beyond_this_machine(address) and settings.tls_cert is None:
+            _log.warning("unprotected", at=address, why=NOT_ENCRYPTED)
 
-def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing about a signal that was obeyed."""
-
-
-def listen(address: str) -> tuple[socket.socket, str]:
-    """Return a bound socket and its address, with the port that it got."""
-    host, port = host_and_port(address)
-    ListenAddress("listen", address).release()  # reports what is wrong with the address
-    family, _, _, _, where = socket.getaddrinfo(
-        without_brackets(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(where)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise AddressInUse(f"listen: {address}: {error.strerror}") from error
-    return listener, f"{host}:{listener.getsockname()[1]}"
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file so that readers find all of it or none."""
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
-    except OSError as error:
-        raise InvalidConfig(f"ready_file: {path}: {error.strerror}") from error
+    return serve(app, settings, limits, on_listening=tell)

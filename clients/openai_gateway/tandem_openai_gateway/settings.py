@@ -5,9 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tandem.errors import InvalidConfig
+from tandem.http_server.settings import (
+    SERVER_FILES,
+    HttpServerSettings,
+    add_port_flags,
+    add_process_flags,
+    check_files,
+    common_values,
+)
 from tandem.network.address import check_server_address
 from tandem_client.channel import DEFAULT_ADDRESS
 from tandem_openai_gateway.delta_interval import (
@@ -21,9 +28,7 @@ MAX_BODY_MIB = 4
 """Size that a scheduler's `max_message_bytes` lets through by default."""
 DRAIN_GRACE_S = 30.0
 
-FILES = {
-    "tls-cert": "PEM file of this server's certificate chain, for HTTPS; default: plain HTTP",
-    "tls-key": "PEM file of its key",
+FILES = SERVER_FILES | {
     "scheduler-ca": "PEM file of the authorities that sign the schedulers' certificates; default: "
     "connections to schedulers are not encrypted",
     "scheduler-cert": "PEM file of a certificate of this client, if the schedulers ask for one",
@@ -33,43 +38,25 @@ FILES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(HttpServerSettings):
     """
     Settings of one gateway process.
 
     Attributes:
         schedulers: Addresses of the schedulers, which serve the same model.
-        listen: HTTP address, HOST:PORT; port 0 takes a free one.
-        tls_cert: PEM file of this server's certificate chain; None = plain HTTP.
-        tls_key: PEM file of its key.
-        scheduler_ca: PEM file of the authorities that sign the schedulers' certificates; None =
-            connections to schedulers are not encrypted.
-        scheduler_cert: PEM file of the certificate that the schedulers ask of clients, if they do.
-        scheduler_key: PEM file of its key.
         cors_origins: Origins whose pages may call the gateway; "*" = all.
         max_body_bytes: Size of the largest request body; larger ones are refused unread.
         min_delta_interval_s: Least seconds between two chunks of a stream; None = by the number of
             streams that run.
         drain_grace_s: Seconds that running requests may go on after a stop signal.
-        ready_file: File that gets address and pid as JSON once the port listens.
-        log_level: Least severe event to log, to stderr.
-        log_format: "console" or "json".
     """
 
     schedulers: tuple[str, ...] = (DEFAULT_ADDRESS,)
     listen: str = DEFAULT_LISTEN
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    scheduler_ca: Path | None = None
-    scheduler_cert: Path | None = None
-    scheduler_key: Path | None = None
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = MAX_BODY_MIB << 20
     min_delta_interval_s: float | None = None
     drain_grace_s: float = DRAIN_GRACE_S
-    ready_file: Path | None = None
-    log_level: str = "info"
-    log_format: str = "console"
 
 
 def read_settings(arguments: Sequence[str]) -> Settings:
@@ -89,22 +76,14 @@ def read_settings(arguments: Sequence[str]) -> Settings:
     interval_s = given.min_delta_interval_s
     if interval_s is not None and not 0 <= interval_s <= LONGEST_S:
         raise InvalidConfig(f"min_delta_interval_s must be in [0, {LONGEST_S:g}]")
-    _check_files(given)
+    check_files(given, FILES)
     return Settings(
         schedulers=tuple(check_server_address(address) for address in schedulers),
-        listen=given.listen,
-        tls_cert=given.tls_cert,
-        tls_key=given.tls_key,
-        scheduler_ca=given.scheduler_ca,
-        scheduler_cert=given.scheduler_cert,
-        scheduler_key=given.scheduler_key,
         cors_origins=tuple(_listed(given.cors_origins)),
         max_body_bytes=given.max_body_mib << 20,
         min_delta_interval_s=interval_s,
         drain_grace_s=given.drain_grace_s,
-        ready_file=given.ready_file,
-        log_level=given.log_level,
-        log_format=given.log_format,
+        **common_values(given),
     )
 
 
@@ -122,14 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         help="HOST:PORT of a scheduler, or of several with commas between them: requests go to "
         "them in turn, and a stream whose scheduler dies goes on at another; default: %(default)s",
     )
-    parser.add_argument(
-        "--listen",
-        metavar="ADDRESS",
-        default=DEFAULT_LISTEN,
-        help="HTTP address, HOST:PORT; port 0 takes a free one; default: %(default)s",
-    )
-    for name, text in FILES.items():
-        parser.add_argument(f"--{name}", metavar="FILE", type=Path, help=text)
+    add_port_flags(parser, DEFAULT_LISTEN, FILES)
     parser.add_argument(
         "--cors-origins",
         metavar="ORIGINS",
@@ -138,19 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         "default: none",
     )
     _add_limits(parser)
-    parser.add_argument("--ready-file", type=Path, help="file that gets address and pid as JSON")
-    parser.add_argument(
-        "--log-level",
-        choices=("debug", "info", "warning", "error"),
-        default="info",
-        help="least severe event to log to stderr; default: %(default)s",
-    )
-    parser.add_argument(
-        "--log-format",
-        choices=("console", "json"),
-        default="console",
-        help="form of log lines; default: %(default)s",
-    )
+    add_process_flags(parser)
     return parser
 
 
@@ -177,18 +137,6 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         default=DRAIN_GRACE_S,
         help="seconds that running requests may go on after SIGTERM; default: %(default)s",
     )
-
-
-def _check_files(given: argparse.Namespace) -> None:
-    for cert, key in (("tls_cert", "tls_key"), ("scheduler_cert", "scheduler_key")):
-        if (getattr(given, cert) is None) != (getattr(given, key) is None):
-            raise InvalidConfig(f"{cert} and {key} go together: give both or neither")
-    if given.scheduler_cert is not None and given.scheduler_ca is None:
-        raise InvalidConfig("scheduler_cert needs scheduler_ca: without it nothing is encrypted")
-    for flag in FILES:
-        path = getattr(given, flag.replace("-", "_"))
-        if path is not None and not path.is_file():
-            raise InvalidConfig(f"--{flag}: {path} is not a file")
 
 
 def _listed(text: str) -> list[str]:

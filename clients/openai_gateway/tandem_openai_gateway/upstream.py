@@ -23,7 +23,14 @@ from tandem_client.events import (
     Usage,
     delta_from_proto,
 )
-from tandem_client.many.items import ItemFailure, failure_of, has_too_many
+from tandem_client.many.items import (
+    END,
+    ItemFailure,
+    failure_of,
+    fits,
+    has_too_many,
+    sent,
+)
 from tandem_client.model import Model, PromptTokens, model_from_proto, tokens_from_proto
 from tandem_client.request import build_request, detokenize_request
 from tandem_client.request import tokenize_request as build_tokenize_request
@@ -32,6 +39,7 @@ from tandem_client.streams.prompt import joined_prompt
 from tandem_client.streams.retry import RetryPolicy, is_transient
 
 __all__ = [
+    "END",
     "Delta",
     "Done",
     "Event",
@@ -50,12 +58,14 @@ __all__ = [
     "delta_from_proto",
     "detokenize_request",
     "failure_of",
+    "fits",
     "generate_request",
     "has_too_many",
     "is_transient",
     "joined_prompt",
     "model_from_proto",
     "progress_of",
+    "sent",
     "tokenize_request",
     "tokens_from_proto",
 ]

@@ -53,7 +53,8 @@ class SamplingParams:
     to the logits of distinct ids. Only `allowed_token_ids` are sampled, where there are any.
     `logprobs` is the number of likeliest ids that are reported with each token's log probability;
     None reports no log probabilities. Those of `logprob_token_ids` follow them. `prompt_logprobs`
-    is the same for the tokens of the prompt.
+    is the same for the tokens of the prompt. `row_metadata` has numbers by label for a logits hook
+    of an executor in the same process; they cross no link.
     """
 
     temperature: float = field(
@@ -120,6 +121,7 @@ class SamplingParams:
     )
 
     logprob_token_ids: tuple[int, ...] = ()
+    row_metadata: tuple[tuple[str, float], ...] = ()
 
     @property
     def has_penalties(self) -> bool:

@@ -96,7 +96,9 @@ def preempt_for_blocks(builder: BatchBuilder, slot: int) -> None:
     mode = cell.options.preemption_mode
     if counters.swap_fallbacks > num_fallbacks:
         mode = PreemptionMode.RECOMPUTE
-    line = preemption_line(request.new.request_id, mode, counters.retractions)
+    line = preemption_line(
+        request.new.request_id, mode, counters.retractions, trace_id=request.new.trace_id
+    )
     if line is not None:
         cell.events.add_log(line)
     builder.release_ended()

@@ -81,7 +81,7 @@ def note_death(
     cell.events.add_log(death_line(verdict.blamed, suspects.num_suspects, told))
     if verdict.poison is not None:
         if not verdict.is_certain and _may_be_spared(replica, verdict.poison):
-            cell.events.add_log(doubt_line(executor, verdict.poison.new.request_id))
+            cell.events.add_log(doubt_line(executor, verdict.poison))
             _spare(replica, is_certain=False)
         else:
             counters.faults.poison_requests += 1
@@ -178,7 +178,7 @@ def _note_broken(replica: Replica) -> None:
 
 def _fail_poison(replica: Replica, request: Request) -> None:
     name = request.new.request_id
-    replica.cell.events.add_log(poison_line(name))
+    replica.cell.events.add_log(poison_line(request))
     message = (
         f"executors died twice while they computed request {name} and nothing else, so it is not "
         "tried again: change it, and report it with its id, as executors should survive any request"

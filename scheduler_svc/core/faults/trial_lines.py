@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from scheduler_svc.core.observe.step_log import sentence_line
+from collections.abc import Mapping
+
+from scheduler_svc.core.observe.step_log import NO_IDS, sentence_line
 from scheduler_svc.core.request.events import LogLine
+from scheduler_svc.core.request.request import Request
 from scheduler_svc.core.state.suspects import Mark
 
 NUM_NAMED = 8
@@ -21,27 +24,29 @@ def death_line(blamed: list[Mark], num_suspects: int, executor: int | None = Non
             "such step without getting on in between: tried in parts while all others "
             f"{'wait' if executor is None else 'run on other executors'}."
         )
-    return _line(text)
+    return _line(text, _ids(blamed))
 
 
 def trial_line(tried: list[Mark], num_suspects: int) -> LogLine:
     """Return the line of a trial that begins with these requests, suspects or a control."""
     if any(mark.is_suspect for mark in tried):
-        return _line(f"Trial: of {num_suspects} suspects only {_named(tried)} may run.")
-    return _line(f"Trial of the executor: only {_named(tried)} may run, which is not suspected.")
+        text = f"Trial: of {num_suspects} suspects only {_named(tried)} may run."
+    else:
+        text = f"Trial of the executor: only {_named(tried)} may run, which is not suspected."
+    return _line(text, _ids(tried))
 
 
 def passed_line(cleared: list[Mark], num_suspects: int) -> LogLine:
     """Return the line of a trial in which these requests got on."""
     text = f"Trial passed by {_named(cleared)}; suspects left: {num_suspects}."
-    return _line(text if num_suspects else f"{text} All requests run again.")
+    return _line(text if num_suspects else f"{text} All requests run again.", _ids(cleared))
 
 
-def poison_line(request_id: str) -> LogLine:
+def poison_line(request: Request) -> LogLine:
     """Return the line of a request that fails, since it kills executors."""
-    return _line(
-        f"Request {request_id} fails as POISON_REQUEST: executors died twice with it alone."
-    )
+    name = request.new.request_id
+    text = f"Request {name} fails as POISON_REQUEST: executors died twice with it alone."
+    return _line(text, request.new.log_ids)
 
 
 def broken_line(num_victims: int) -> LogLine:
@@ -61,12 +66,14 @@ def spared_line(executor: int, num_victims: int) -> LogLine:
     )
 
 
-def doubt_line(executor: int, request_id: str) -> LogLine:
+def doubt_line(executor: int, request: Request) -> LogLine:
     """Return the line of a request, or an executor, of which one is to blame."""
-    return _line(
-        f"Executor {executor} died twice with {request_id} alone, and no other request has shown "
-        "since that it lives: that one is tried on another executor."
+    name = request.new.request_id
+    text = (
+        f"Executor {executor} died twice with {name} alone, and no other request has shown since "
+        "that it lives: that one is tried on another executor."
     )
+    return _line(text, request.new.log_ids)
 
 
 def dies_of_anything_line(executor: int, num_deaths: int) -> LogLine:
@@ -79,7 +86,8 @@ def dies_of_anything_line(executor: int, num_deaths: int) -> LogLine:
 
 def quarantine_line(executor: int, marks: list[Mark]) -> LogLine:
     """Return the line of an executor that takes requests over that may have killed others."""
-    return _line(f"Only executor {executor} runs {_named(marks)}, as one died in a step of these.")
+    text = f"Only executor {executor} runs {_named(marks)}, as one died in a step of these."
+    return _line(text, _ids(marks))
 
 
 def _executor(number: int | None) -> str:
@@ -96,5 +104,16 @@ def _named(marks: list[Mark]) -> str:
     return f"{count} ({', '.join(names)}{more})"
 
 
-def _line(text: str) -> LogLine:
-    return sentence_line("executor_trial", text)
+def _ids(marks: list[Mark]) -> dict[str, object]:
+    """Return the ids of the requests that a line names, and of their traces, if they have any."""
+    named = [mark.request.new for mark in marks[:NUM_NAMED]]
+    if len(named) == 1:
+        return {**named[0].log_ids}
+    ids: dict[str, object] = {"request_ids": [new.request_id for new in named]}
+    if trace_ids := [new.trace_id for new in named if new.trace_id]:
+        ids["trace_ids"] = trace_ids
+    return ids
+
+
+def _line(text: str, ids: Mapping[str, object] = NO_IDS) -> LogLine:
+    return sentence_line("executor_trial", text, ids)

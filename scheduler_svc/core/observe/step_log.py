@@ -6,14 +6,19 @@ Their wording is that of SGLang and vLLM, so that programs which parse those log
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from scheduler_svc.core.request.events import LogLine
+from scheduler_svc.core.request.new_request import log_ids
 
 DECODE_LINE_INTERVAL = 40
 """Number of steps with decodes from one decode line to the next."""
 PREEMPTION_LINE_INTERVAL = 50
 """Number of preemptions for want of blocks from one warning to the next, after the first."""
+
+NO_IDS: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +69,7 @@ def decode_line(snapshot: StepSnapshot, tokens_per_s: float) -> LogLine:
         "tokens_per_s": round(tokens_per_s, 2),
         "waiting_requests": snapshot.num_queued,
     }
-    return LogLine(event="decode_batch", values=values, text=text)
+    return LogLine(event="decode_batch", values=values, text=text, is_of_step=True)
 
 
 def prefill_line(
@@ -95,7 +100,7 @@ def prefill_line(
         "running_requests": snapshot.num_running - num_seqs,
         "waiting_requests": snapshot.num_queued,
     }
-    return LogLine(event="prefill_batch", values=values, text=text)
+    return LogLine(event="prefill_batch", values=values, text=text, is_of_step=True)
 
 
 def retraction_line(num_retracted: int, before: float, after: float) -> LogLine:
@@ -109,10 +114,14 @@ def retraction_line(num_retracted: int, before: float, after: float) -> LogLine:
         "new_token_ratio_before": round(before, 4),
         "new_token_ratio": round(after, 4),
     }
-    return LogLine(event="decode_out_of_memory", values=values, text=text, is_warning=True)
+    return LogLine(
+        event="decode_out_of_memory", values=values, text=text, is_warning=True, is_of_step=True
+    )
 
 
-def preemption_line(request_id: str, mode: str, num_preempted: int) -> LogLine | None:
+def preemption_line(
+    request_id: str, mode: str, num_preempted: int, *, trace_id: str = ""
+) -> LogLine | None:
     """Return the warning of the first and every 50th preemption for want of blocks, else None."""
     if num_preempted != 1 and num_preempted % PREEMPTION_LINE_INTERVAL:
         return None
@@ -123,13 +132,15 @@ def preemption_line(request_id: str, mode: str, num_preempted: int) -> LogLine |
         "whichever is set), lower max_batch_size, or raise schedule_conservativeness. "
         f"total_num_cumulative_preemption={num_preempted}"
     )
-    values = {"request_id": request_id, "by": mode, "preemptions": num_preempted}
-    return LogLine(event="request_preempted", values=values, text=text, is_warning=True)
+    values = {**log_ids(request_id, trace_id), "by": mode, "preemptions": num_preempted}
+    return LogLine(
+        event="request_preempted", values=values, text=text, is_warning=True, is_of_step=True
+    )
 
 
-def sentence_line(event: str, text: str) -> LogLine:
-    """Return a warning that has its sentence as its only value."""
-    return LogLine(event=event, values={"message": text}, text=text, is_warning=True)
+def sentence_line(event: str, text: str, ids: Mapping[str, object] = NO_IDS) -> LogLine:
+    """Return a warning whose values are its sentence, and ids of what it is about."""
+    return LogLine(event=event, values={"message": text, **ids}, text=text, is_warning=True)
 
 
 class StepLog:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,12 +37,15 @@ class LogLine:
         values: Values of the event by key, where logs are for machines.
         text: Line where logs are for people, verbatim.
         is_warning: True for a warning, False for information.
+        is_of_step: True for a line about the step that is being planned, whose id is known once it
+            is sent: see `EventLog.name_step`.
     """
 
     event: str
     values: Mapping[str, object]
     text: str
     is_warning: bool = False
+    is_of_step: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +143,12 @@ class CoreEvents:
 
 
 class EventLog:
-    """Events of the core, collected until `take` is called."""
+    """
+    Events of the core, collected until `take` is called.
+
+    Attributes:
+        has_unnamed: True while there is a line about a step whose id was not told yet.
+    """
 
     __slots__ = (
         "_ended",
@@ -150,6 +158,7 @@ class EventLog:
         "_progress",
         "_token_version",
         "_tokens",
+        "has_unnamed",
     )
 
     def __init__(self) -> None:
@@ -160,6 +169,7 @@ class EventLog:
         self._failed: list[Failed] = []
         self._progress: list[Progress] = []
         self._log_lines: list[LogLine] = []
+        self.has_unnamed = False
 
     def add_tokens(
         self, handle: NDArray[np.int64], offset: Int32Column, token: Int32Column, version: int = 0
@@ -191,6 +201,18 @@ class EventLog:
     def add_log(self, line: LogLine) -> None:
         """Add a line for the operators' log."""
         self._log_lines.append(line)
+        self.has_unnamed |= line.is_of_step
+
+    def name_step(self, step_id: int | None) -> None:
+        """Add its id to the lines about the step planned last; None where nothing was sent."""
+        ids = {} if step_id is None else {"step_id": step_id}
+        self._log_lines = [
+            replace(line, values={**line.values, **ids}, is_of_step=False)
+            if line.is_of_step
+            else line
+            for line in self._log_lines
+        ]
+        self.has_unnamed = False
 
     def check_integrity(self) -> None:
         """
@@ -227,4 +249,5 @@ class EventLog:
         )
         self._tokens, self._logprobs, self._ended = [], [], []
         self._failed, self._progress, self._log_lines = [], [], []
+        self.has_unnamed = False
         return events

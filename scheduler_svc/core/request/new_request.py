@@ -9,6 +9,14 @@ from tandem.link.batch import Int32Column
 from tandem.sampling_params import SamplingParams
 
 
+def log_ids(request_id: str, trace_id: str) -> dict[str, str]:
+    """Return the keys that name a request in a line of the log; `trace_id` is empty for none."""
+    ids = {"request_id": request_id}
+    if trace_id:
+        ids["trace_id"] = trace_id
+    return ids
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
     """
@@ -46,6 +54,7 @@ class NewRequest:
             respect, except that no event repeats them: offsets go on after them.
         finished_choices: Choices that ended on that scheduler: no token is produced for them, and
             no event is about them.
+        trace_id: Id of the trace that its call is part of, for lines of the log; empty for none.
     """
 
     request_id: str
@@ -68,6 +77,12 @@ class NewRequest:
     block_digests: bytes = b""
     prior_outputs: tuple[Int32Column, ...] = ()
     finished_choices: frozenset[int] = frozenset()
+    trace_id: str = ""
+
+    @property
+    def log_ids(self) -> dict[str, str]:
+        """Ids for lines of the log about it."""
+        return log_ids(self.request_id, self.trace_id)
 
     @property
     def start_by_s(self) -> float | None:

@@ -32,7 +32,7 @@ class Pace:
     def note_step(self, rows: PlannedRows, timings: StepTimings) -> None:
         """Note how long a step took, where most of its tokens were of prompts."""
         num_prompt = int(rows.num_tokens[rows.num_decodes :].sum())
-        took_ns = timings.total_ns - timings.queued_ns
+        took_ns = timings.compute_ns
         if took_ns > 0 and num_prompt >= max(MIN_TOKENS, rows.num_decodes):
             per_token_s = took_ns / 1e9 / (num_prompt + rows.num_decodes)
             self.prefill_s += WEIGHT * (per_token_s - self.prefill_s)

@@ -8,13 +8,10 @@ import msgspec
 
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.operators.metrics import HISTOGRAMS
-from scheduler_svc.ipc.activity import ActivityArgument, decode_activity
+from scheduler_svc.ipc.activity import MAX_STEPS, ActivityArgument, decode_activity
 from scheduler_svc.ipc.snapshot import HistogramSnapshot, encode_json
 from tandem.admin.v1 import activity_pb2 as pb
 from tandem.errors import InvalidParameter
-
-MAX_STEPS = 256
-"""Steps that the core keeps."""
 
 
 async def get_activity(core: CoreClient, request: pb.GetActivityRequest) -> pb.GetActivityResponse:

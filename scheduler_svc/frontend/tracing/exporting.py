@@ -15,6 +15,7 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Tracer
 
 from tandem.network.address import names_this_machine
@@ -30,8 +31,6 @@ DEFAULT_BATCH_SPANS = 64
 Most spans of one export. OpenTelemetry's own default is 512, for which the thread that exports
 would compete with the event loop for tens of milliseconds at a time.
 """
-DEFAULT_TIMEOUT_S = 10.0
-"""Seconds for which one export is tried: OpenTelemetry's own default."""
 LOG_INTERVAL_S = 10.0
 """Seconds from one line about lost spans to the next."""
 
@@ -128,12 +127,16 @@ class OpenExporter:
 
     Attributes:
         tracer: The tracer.
-        counts: What became of its spans.
+        step_tracer: Tracer of steps, each of which is recorded, as the requests in it are.
+        counts: What became of the spans of both.
     """
 
-    def __init__(self, provider: TracerProvider, counts: SpanCounts) -> None:
+    def __init__(
+        self, provider: TracerProvider, step_provider: TracerProvider, counts: SpanCounts
+    ) -> None:
         self._provider = provider
         self.tracer: Tracer = provider.get_tracer("tandem")
+        self.step_tracer: Tracer = step_provider.get_tracer("tandem")
         self.counts = counts
 
     def close(self) -> None:
@@ -173,8 +176,13 @@ def open_exporter(endpoint: str, instance: str) -> OpenExporter:
         own[SERVICE_NAME] = SERVICE
     resource = Resource.create(own)
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(_BoundedProcessor(batches, counts))
-    return OpenExporter(provider, counts)
+    # A sampler that takes a share of traces would lose the steps of those that it took: each step
+    # is a trace of its own.
+    steps = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
+    processor = _BoundedProcessor(batches, counts)
+    for one in (provider, steps):
+        one.add_span_processor(processor)
+    return OpenExporter(provider, steps, counts)
 
 
 def _number(variable: str, default: int) -> int:

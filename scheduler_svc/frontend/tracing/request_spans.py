@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-import structlog
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode
@@ -29,6 +28,8 @@ from scheduler_svc.core.request.events import ProgressKind
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.frontend.tracing.exporting import OpenExporter, SpanCounts
 from scheduler_svc.frontend.tracing.faults import SpanFaults
+from scheduler_svc.frontend.tracing.phases import Phase, Seen, phases_by_core, phases_by_progress
+from scheduler_svc.frontend.tracing.step_spans import StepTracer
 from scheduler_svc.ipc.messages import Availability, StreamEnd, StreamProgress
 from tandem.errors import TandemError
 from tandem.inference.v1 import stream_pb2
@@ -40,19 +41,24 @@ MAX_EVENTS = 64
 """Events of a request, as its losses and returns of executors, that its span keeps."""
 MAX_FIELD_CHARS = 100
 """Characters of the path of a wrong field that a status repeats."""
-_SAMPLING = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
-"""Sampling parameters that the conventions know."""
+_SAMPLING = {
+    "temperature": None,
+    "top_p": 1.0,
+    "top_k": 0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "seed": None,
+}
+"""
+Sampling parameters that the conventions know, with the value that changes nothing, which has no
+attribute: each attribute of a span costs time.
+"""
 _MAX_INT = 2**63 - 1
 _NO_CONTEXT = Context()
 
 
-@dataclass(slots=True)
-class _Seen:
-    """Times at which progress of a choice came, for one that ends without the core's times."""
-
-    scheduled_s: float | None = None
-    prefilled_s: float | None = None
-    num_scheduled: int = 0
+def _none() -> None:
+    """Return None, for a request that has no error."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,8 +69,6 @@ class RequestTrace:
     Attributes:
         operation: What the conventions call it.
         faults: Guards what the request's way has to do with its trace.
-        ends: Returns the core's account of each choice that ended, by its number.
-        failure: Returns the error that ended the request, for one whose call goes on.
         is_submitted: True once the core was asked to serve it.
     """
 
@@ -74,21 +78,50 @@ class RequestTrace:
     """Unix time minus the time of the service's clock, in nanoseconds."""
     operation: str
     faults: SpanFaults
-    ends: Callable[[], dict[int, StreamEnd]] = dict
-    failure: Callable[[], TandemError | None] = lambda: None
     is_submitted: bool = False
     num_prompt_tokens: int = 0
     num_events: int = 0
-    seen: dict[int, _Seen] = field(default_factory=dict)
+    seen: dict[int, Seen] = field(default_factory=dict)
+    _ends: Callable[[], dict[int, StreamEnd]] = field(default=dict, init=False)
+    _failure: Callable[[], TandemError | None] = field(default=_none, init=False)
+
+    @property
+    def ids(self) -> tuple[str, str]:
+        """The ids of the trace and of the request's span, in hexadecimal digits."""
+        own = self.span.get_span_context()
+        return trace.format_trace_id(own.trace_id), trace.format_span_id(own.span_id)
 
     def ns(self, time_s: float) -> int:
         """Return a time of the service's clock as Unix time in nanoseconds."""
         return round(time_s * 1e9) + self.offset_ns
 
-    def note_started(self, started: stream_pb2.Started, tenant: str) -> None:
-        """Note what a request is, once it was checked."""
+    def follow(
+        self,
+        started: stream_pb2.Started,
+        tenant: str,
+        ends: Callable[[], dict[int, StreamEnd]],
+        failure: Callable[[], TandemError | None],
+    ) -> None:
+        """
+        Note what a request is, once it was checked, and how its end will be known.
+
+        Args:
+            started: Its first message.
+            tenant: Tenant that it counts for.
+            ends: Returns the core's account of each choice that ended, by its number.
+            failure: Returns the error that ended the request, for one whose call goes on.
+        """
         with self.faults:
+            self._ends, self._failure = ends, failure
             self._note_started(started, tenant)
+
+    def ends(self) -> dict[int, StreamEnd]:
+        """Return the core's account of each choice that ended, by its number."""
+        return self._ends()
+
+    def failure(self) -> TandemError | None:
+        """Return the error that ended the request, for one whose call goes on."""
+        return self._failure()
 
     def note_progress(self, choice: int, progress: StreamProgress, now_s: float) -> None:
         """Note progress of a choice; one that is scheduled again has an event for it."""
@@ -120,16 +153,17 @@ class RequestTrace:
             attributes["tandem.resumed_tokens"] = started.resumed_tokens
         if tenant:
             attributes["tandem.tenant"] = tenant
-        for name in _SAMPLING:
-            # A seed has 64 bits, and numbers of attributes have a sign.
+        for name, neutral in _SAMPLING.items():
             value = getattr(started.sampling, name)
-            attributes[f"gen_ai.request.{name}"] = value if value <= _MAX_INT else str(value)
+            if value != neutral:
+                # A seed has 64 bits, and numbers of attributes have a sign.
+                attributes[f"gen_ai.request.{name}"] = value if value <= _MAX_INT else str(value)
         self.span.set_attributes(attributes)
 
     def _note_progress(self, choice: int, progress: StreamProgress, now_s: float) -> None:
         if choice >= MAX_CHOICES:
             return
-        seen = self.seen.setdefault(choice, _Seen())
+        seen = self.seen.setdefault(choice, Seen())
         if progress.kind == ProgressKind.SCHEDULED:
             seen.num_scheduled += 1
             if seen.num_scheduled > 1:
@@ -154,6 +188,7 @@ class RequestTracer:
 
     Attributes:
         counts: What became of the spans.
+        steps: Makes the spans of steps that computed them.
     """
 
     def __init__(self, exporter: OpenExporter, clock: Callable[[], float]) -> None:
@@ -165,6 +200,7 @@ class RequestTracer:
         self._live: set[RequestTrace] = set()
         self._attached: bool | None = None
         self.counts: SpanCounts = exporter.counts
+        self.steps = StepTracer(exporter.step_tracer, clock, self._faults)
 
     @contextmanager
     def request(
@@ -245,9 +281,6 @@ class RequestTracer:
         )
         if not span.is_recording():
             return None
-        structlog.contextvars.bind_contextvars(
-            trace_id=trace.format_trace_id(span.get_span_context().trace_id)
-        )
         return RequestTrace(span, arrival_s, offset_ns, operation, self._faults)
 
     def _end(self, traced: RequestTrace, error: BaseException | None) -> None:
@@ -266,16 +299,17 @@ class RequestTracer:
         """Make the spans of the phases, and note on the request's what its choices came to."""
         span, ends = traced.span, traced.ends()
         context = trace.set_span_in_context(span, _NO_CONTEXT)
-        if not (traced.seen or ends) and traced.is_submitted:
-            traced.seen[0] = _Seen()
-        for choice in sorted({*traced.seen, *ends}):
+        choices = {*traced.seen, *ends} or ({0} if traced.is_submitted else set())
+        for choice in sorted(choices):
             if choice >= MAX_CHOICES:
                 break
             end = ends.get(choice)
             if end is None:
-                phases = _seen_phases(traced, traced.seen[choice], now_s)
+                phases = phases_by_progress(
+                    traced.seen.get(choice, Seen()), traced.arrival_s, now_s
+                )
             else:
-                phases = _told_phases(traced, end)
+                phases = phases_by_core(end, traced.arrival_s)
             self._add_phases(traced, context, choice, phases)
         span.set_attributes(_usage(list(ends.values())))
         if traced.num_events > MAX_EVENTS:
@@ -286,51 +320,16 @@ class RequestTracer:
         traced: RequestTrace,
         context: Context,
         choice: int,
-        phases: list[tuple[str, float, float, dict[str, AttributeValue]]],
+        phases: Sequence[Phase],
     ) -> None:
-        for name, begin_s, end_s, values in phases:
+        for phase in phases:
             span = self._tracer.start_span(
-                name,
+                phase.name,
                 context,
-                attributes={"tandem.choice": choice, **values},
-                start_time=traced.ns(begin_s),
+                attributes={"tandem.choice": choice, **phase.attributes},
+                start_time=traced.ns(phase.begin_s),
             )
-            span.end(traced.ns(end_s))
-
-
-_Phases = list[tuple[str, float, float, dict[str, AttributeValue]]]
-
-
-def _told_phases(traced: RequestTrace, end: StreamEnd) -> _Phases:
-    """Return name, begin, end and attributes of each phase of a choice, by the core's account."""
-    begin_s, total_s = traced.arrival_s, traced.arrival_s + end.total_s
-    scheduled_s = begin_s + end.queue_s
-    first_s = total_s if end.first_token_s is None else begin_s + end.first_token_s
-    phases: _Phases = [("queue", begin_s, scheduled_s, {})]
-    if scheduled_s < total_s:
-        tokens: dict[str, AttributeValue] = {
-            "gen_ai.usage.input_tokens": end.num_prompt_tokens,
-            "gen_ai.usage.cache_read.input_tokens": end.num_cached_tokens,
-        }
-        phases.append(("prefill", scheduled_s, first_s, tokens))
-    if end.first_token_s is not None:
-        values: dict[str, AttributeValue] = {
-            "gen_ai.usage.output_tokens": end.num_output_tokens,
-            "gen_ai.response.finish_reasons": (FinishReason(end.reason).name,),
-        }
-        phases.append(("decode", first_s, total_s, values))
-    return phases
-
-
-def _seen_phases(traced: RequestTrace, seen: _Seen, now_s: float) -> _Phases:
-    """Return the same of a choice that the core gave no account of, by the progress that came."""
-    scheduled_s, prefilled_s = seen.scheduled_s, seen.prefilled_s
-    phases: _Phases = [("queue", traced.arrival_s, scheduled_s or now_s, {})]
-    if scheduled_s is not None:
-        phases.append(("prefill", scheduled_s, prefilled_s or now_s, {}))
-    if prefilled_s is not None:
-        phases.append(("decode", prefilled_s, now_s, {}))
-    return phases
+            span.end(traced.ns(phase.end_s))
 
 
 def _usage(ends: Sequence[StreamEnd]) -> dict[str, AttributeValue]:

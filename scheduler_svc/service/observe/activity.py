@@ -4,26 +4,34 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple
 
 from scheduler_svc.core.request.events import Failed
 from scheduler_svc.executor_client.session_events import SessionEnded
-from scheduler_svc.ipc.activity import ActivitySnapshot, FaultEntry, StepSample
+from scheduler_svc.ipc.activity import MAX_STEPS, ActivitySnapshot, FaultEntry, StepSample
 from scheduler_svc.ipc.snapshot import HistogramSnapshot
 from tandem.admin.v1 import activity_pb2
 from tandem.link.batch import Batch
 from tandem.link.commands import Command
 from tandem.link.results import StepResult, StepTimings
 
-MAX_STEPS = 256
 MAX_FAULTS = 32
+"""Faults that differ in kind, place or reason; the one that came again last is kept longest."""
 MAX_MESSAGE_CHARS = 500
 
-_Step: TypeAlias = tuple[str, int, int, StepTimings, bool, float, float]
-"""
-Executor, tokens, rows, timings, whether a graph computed it, seconds from sending to result, and
-time of the result: what a sample is made of, once one is asked for.
-"""
+
+class _Step(NamedTuple):
+    """An applied step, of which a sample is made once one is asked for."""
+
+    executor: str
+    num_tokens: int
+    num_rows: int
+    timings: StepTimings
+    is_graph: bool
+    total_s: float
+    """Seconds from sending it to its result."""
+    at_s: float
+    """Time of the result, on the clock of every `now`."""
 
 
 class Activity:
@@ -37,7 +45,7 @@ class Activity:
         self._started_s = started_s
         self._num_steps = 0
         self._steps: deque[_Step] = deque(maxlen=MAX_STEPS)
-        self._faults: deque[FaultEntry] = deque(maxlen=MAX_FAULTS)
+        self._faults: dict[tuple[int, str, str], FaultEntry] = {}  # the newest is the last
 
     def note_step(
         self,
@@ -63,7 +71,8 @@ class Activity:
         self._num_steps += 1
         num_rows = len(command.row_slot) if isinstance(command, Batch) else 0
         is_graph = result.graph > 0
-        self._steps.append((executor, num_tokens, num_rows, result.timings, is_graph, total_s, now))
+        timings = result.timings
+        self._steps.append(_Step(executor, num_tokens, num_rows, timings, is_graph, total_s, now))
 
     def note_loss(self, executor: str, event: SessionEnded, now: float) -> None:
         """Note that a session with an executor was lost."""
@@ -100,20 +109,19 @@ class Activity:
             uptime_s=now - self._started_s,
             histograms=histograms,
             steps=tuple(self._sample(number, step) for number, step in enumerate(newest, first)),
-            faults=tuple(self._faults),
+            faults=tuple(self._faults.values()),
         )
 
     def _sample(self, number: int, step: _Step) -> StepSample:
-        executor, num_tokens, num_rows, timings, is_graph, total_s, at_s = step
         return StepSample(
             number=number,
-            executor=executor,
-            at_s=at_s - self._started_s,
-            total_s=total_s,
-            compute_s=(timings.total_ns - timings.queued_ns) / 1e9,
-            tokens=num_tokens,
-            requests=num_rows,
-            is_graph=is_graph,
+            executor=step.executor,
+            at_s=step.at_s - self._started_s,
+            total_s=step.total_s,
+            compute_s=step.timings.compute_ns / 1e9,
+            tokens=step.num_tokens,
+            requests=step.num_rows,
+            is_graph=step.is_graph,
         )
 
     def _note(
@@ -126,16 +134,14 @@ class Activity:
         message: str = "",
         count: int = 1,
     ) -> None:
-        """Add a fault, or count it in the newest one if that is the same."""
-        newest = self._faults[-1] if self._faults else None
-        if newest is not None and (kind, where, reason) == (
-            newest.kind,
-            newest.where,
-            newest.reason,
-        ):
-            count += newest.count
-            self._faults.pop()
-        entry = FaultEntry(
+        """Add a fault as the newest; one of the same kind, place and reason is counted in it."""
+        key = (int(kind), where, reason)
+        known = self._faults.pop(key, None)
+        if known is not None:
+            count += known.count
+        elif len(self._faults) == MAX_FAULTS:
+            del self._faults[next(iter(self._faults))]
+        self._faults[key] = FaultEntry(
             kind=int(kind),
             at_s=now - self._started_s,
             where=where,
@@ -143,4 +149,3 @@ class Activity:
             message=message[:MAX_MESSAGE_CHARS],
             count=count,
         )
-        self._faults.append(entry)

@@ -235,8 +235,8 @@ class Queries:
                 field="request_id",
             )
         tenant = _tenant_of(request_id, core) if wanted.tenant is None else wanted.tenant
-        core.end_request(request_id, FinishReason.CANCELLED, now, tenant=tenant)
-        _log.info("request_aborted", request_id=request_id, tenant=tenant)
+        ids = core.end_request(request_id, FinishReason.CANCELLED, now, tenant=tenant)
+        _log.info("request_aborted", **ids, tenant=tenant)
         return AbortResult()
 
     def _requests(self, argument: bytes, now: float) -> RequestList:

@@ -99,6 +99,7 @@ def step_line(
     )
     values = {
         "step": step,
+        "step_id": result.step_id,
         "step_ms": round(step_ms, 3),
         "shape": _shape(command, result),
         "active_requests": num_active,

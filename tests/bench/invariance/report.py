@@ -3,9 +3,9 @@ Measure what batch_invariant costs on the CPU and write README.md.
 
     python -m tests.bench.invariance.report
 
-Takes a minute or two, with nothing else running if the figures are to mean anything; the page says
-how busy the machine was. Both ways of each line are measured in turns, so that its ratio holds where
-its times do not.
+Takes two to three minutes; the page says how busy the machine was. Both ways of each line are
+measured in turns, one right after the other, and the ratio is the median of those of the turns, so
+that it holds where the times do not. Its quartiles tell how far to trust it.
 """
 
 import os
@@ -34,7 +34,7 @@ MODEL = "llama-135m"
 CONTEXT = 192
 BATCHES = (1, 8, 32)
 PROMPT_LEN = 256
-TURNS = 2
+TURNS = 5
 BUDGET_S = 0.1
 """Seconds of a turn: eight steps at least are measured whatever they take."""
 BLOCK_SIZE = 64
@@ -44,7 +44,8 @@ TEXT = """# What batch_invariant costs on a CPU
 Written by `python -m tests.bench.invariance.report`; change that, not this page. A {model} shape
 with random weights in float32, {threads} of {machine}: steps in which all rows decode at about
 {context} positions, and one prompt of {prompt} tokens. "C++" is `cpu_extension = on`, "PyTorch" is `off`.
-Load average before the run, from other work: **{load:.1f}**; niceness {niceness}. Medians of {turns} turns.
+Load average before the run, from other work: **{load:.1f}**; niceness {niceness}. Medians of {turns} turns; the
+ratio is the median of each turn's, with its quartiles.
 
 | library | step | ms as it is | ms with batch_invariant | ratio |
 |---|---|---:|---:|---:|
@@ -63,8 +64,12 @@ def main() -> None:
     threads = torch.get_num_threads()
     lines = []
     for library, step, plain_s, invariant_s in measured():
-        times = f"{1e3 * plain_s:.1f} | {1e3 * invariant_s:.1f} | {invariant_s / plain_s:.2f}"
-        lines.append(f"| {library} | {step} | {times} |")
+        times = " | ".join(
+            f"{1e3 * statistics.median(each):.1f}" for each in (plain_s, invariant_s)
+        )
+        ratios = [with_it / plain for plain, with_it in zip(plain_s, invariant_s, strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        lines.append(f"| {library} | {step} | {times} | {middle:.2f} ({low:.2f} to {high:.2f}) |")
         print(lines[-1], flush=True)
     text = TEXT.format(
         model=MODEL,
@@ -80,8 +85,8 @@ def main() -> None:
     (HERE / "README.md").write_text(text, encoding="utf-8")
 
 
-def measured() -> Iterator[tuple[str, str, float, float]]:
-    """Yield the library, the step, and its seconds as it is and with batch_invariant."""
+def measured() -> Iterator[tuple[str, str, list[float], list[float]]]:
+    """Yield the library, the step, and its seconds in each turn, as it is and with batch_invariant."""
     for library, extension in LIBRARIES.items():
         choose_kernels(torch.device("cpu"), extension)
         model = random_model(SHAPES[MODEL], torch.float32, torch.device("cpu"), packs=True)
@@ -90,9 +95,9 @@ def measured() -> Iterator[tuple[str, str, float, float]]:
         yield library, f"prompt of {PROMPT_LEN}", *in_turns(model, None)
 
 
-def in_turns(model: LoadedModel, num_rows: int | None) -> tuple[float, float]:
+def in_turns(model: LoadedModel, num_rows: int | None) -> tuple[list[float], list[float]]:
     """
-    Return the median seconds of a decode of so many rows, or of a prompt, as it is and with
+    Return the seconds in each turn of a decode of so many rows, or of a prompt, as it is and with
     batch_invariant.
     """
     found: dict[bool, list[float]] = {False: [], True: []}
@@ -111,7 +116,7 @@ def in_turns(model: LoadedModel, num_rows: int | None) -> tuple[float, float]:
                 batch_invariant=batch_invariant,
             )
             times.append(step.step_s)
-    return statistics.median(found[False]), statistics.median(found[True])
+    return found[False], found[True]
 
 
 def prompt_s(model: LoadedModel, *, batch_invariant: bool) -> float:

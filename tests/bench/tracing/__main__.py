@@ -1,10 +1,10 @@
 """
-`python -m tests.bench.tracing`: CPU that the spans of one request cost a frontend.
+`python -m tests.bench.tracing`: CPU that the spans of one request, or one step, cost a frontend.
 
 Requests with one choice are traced as the frontend does it, without serving them; a collector in
 another process takes the spans. `loop_us` is the CPU of the thread that traces, the event loop of a
 frontend; `export_us` that of all other threads, which export. Both are microseconds of CPU for each
-request, so that other work on the machine counts only by the caches that it shares.
+request or step; a step has `links` links, so that other work on the machine counts only by the caches that it shares.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import multiprocessing
 import os
 import statistics
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from scheduler_svc.core.request.events import ProgressKind
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.frontend.tracing.exporting import open_exporter
 from scheduler_svc.frontend.tracing.request_spans import RequestTracer
-from scheduler_svc.ipc.messages import StreamProgress
+from scheduler_svc.ipc.messages import StepTraced, StreamProgress
 from tandem.inference.v1 import stream_pb2
 from tandem.inference.v1.inference_service_pb2 import GenerateRequest
 from tests.bench.machine import machine
-from tests.otlp_collector import TRACEPARENT, UNSAMPLED, running_collector
+from tests.otlp_collector import PARENT, TRACE, TRACEPARENT, UNSAMPLED, running_collector
 from tests.scheduler_svc.frontend.fake_core import ended
 from tests.waiting import wait_until
 
@@ -51,21 +52,47 @@ def trace_one(tracer: RequestTracer, traceparent: str) -> None:
     arrival_s = time.monotonic()
     with tracer.request(request, RPC, {"traceparent": traceparent}, arrival_s) as traced:
         if traced is not None:
-            traced.note_started(started, "tenant")
-            traced.ends = lambda: {0: end}
+            traced.follow(started, "tenant", lambda: {0: end}, lambda: None)
             for kind, value in ((ProgressKind.SCHEDULED, 0), (ProgressKind.PREFILLED, 3)):
                 traced.note_progress(0, StreamProgress(1, int(kind), value), arrival_s)
 
 
-def measure(tracer: RequestTracer, traceparent: str, requests: int) -> dict[str, float]:
-    """Return the microseconds of CPU for each request."""
-    is_sampled = traceparent == TRACEPARENT
+def trace_step(tracer: RequestTracer, num_links: int) -> None:
+    """Make the span of one step."""
+    now_s = time.monotonic()
+    step = StepTraced(
+        step_id=1,
+        session_epoch=1,
+        boot_id="boot",
+        executor="127.0.0.1:50061",
+        sent_s=now_s,
+        applied_s=now_s,
+        num_prefills=0,
+        num_decodes=num_links,
+        prefill_tokens=0,
+        decode_tokens=num_links,
+        graph_tokens=num_links,
+        queued_ns=1,
+        forward_ns=1,
+        sample_ns=1,
+        total_ns=3,
+        links=((TRACE, PARENT),) * num_links,
+        num_left_out=0,
+        num_skipped=0,
+    )
+    tracer.steps.note(step)
+
+
+def measure(
+    tracer: RequestTracer, trace_it: Callable[[], None], spans: int, requests: int
+) -> dict[str, float]:
+    """Return the microseconds of CPU for each call of `trace_it`, which makes so many spans."""
     loop_s, process_s, thread_s = 0.0, time.process_time(), time.thread_time()
     for _ in range(requests // CHUNK):
-        wanted = tracer.counts.exported + CHUNK * SPANS * is_sampled
+        wanted = tracer.counts.exported + CHUNK * spans
         began_s = time.thread_time()
         for _ in range(CHUNK):
-            trace_one(tracer, traceparent)
+            trace_it()
         loop_s += time.thread_time() - began_s
         wait_until(lambda wanted=wanted: tracer.counts.exported == wanted, "the export")
     others_s = time.process_time() - process_s - (time.thread_time() - thread_s)
@@ -74,7 +101,7 @@ def measure(tracer: RequestTracer, traceparent: str, requests: int) -> dict[str,
 
 
 def main() -> None:
-    """Measure requests that are sampled and those that are not, and print a line of JSON each."""
+    """Measure requests that are sampled or not, and steps, and print a line of JSON each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="default: 5")
     parser.add_argument("--requests", type=int, default=1600, help="per round; default: 1600")
@@ -87,10 +114,16 @@ def main() -> None:
     process.start()
     exporter = open_exporter(here.recv(), "bench")
     tracer = RequestTracer(exporter, time.monotonic)
-    for name, traceparent in (("sampled", TRACEPARENT), ("not sampled", UNSAMPLED)):
-        measure(tracer, traceparent, CHUNK)
-        rounds = [measure(tracer, traceparent, given.requests) for _ in range(given.rounds)]
-        row: dict[str, object] = {"requests": name}
+    cases: tuple[tuple[dict[str, object], Callable[[], None], int], ...] = (
+        ({"requests": "sampled"}, lambda: trace_one(tracer, TRACEPARENT), SPANS),
+        ({"requests": "not sampled"}, lambda: trace_one(tracer, UNSAMPLED), 0),
+        ({"links": 1}, lambda: trace_step(tracer, 1), 1),
+        ({"links": 128}, lambda: trace_step(tracer, 128), 1),
+    )
+    for name, trace_it, spans in cases:
+        measure(tracer, trace_it, spans, CHUNK)
+        rounds = [measure(tracer, trace_it, spans, given.requests) for _ in range(given.rounds)]
+        row = {**name}
         for figure in ("loop_us", "export_us"):
             values = [one[figure] for one in rounds]
             row[figure] = round(statistics.median(values), 1)

@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +67,17 @@ class Command:
 class Player:
     """A running program, which carries out commands at the same time."""
 
-    def __init__(self, program: Program, folder: Path) -> None:
+    def __init__(
+        self, program: Program, folder: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """Start it; its variables are those of `environment` and the given ones."""
         self.program = program
         self._log = folder / f"{program.name}.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 program.command,
                 cwd=ROOT,
-                env=environment(),
+                env=environment() | dict(variables or {}),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -9,8 +9,8 @@ from typing import Any
 
 import uvicorn
 
+from tandem.http_server.listening import listen
 from tandem_openai_gateway.app import make_app
-from tandem_openai_gateway.run import listen
 from tandem_openai_gateway.settings import Settings
 from tests.waiting import wait_until
 

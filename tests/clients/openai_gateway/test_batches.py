@@ -15,8 +15,8 @@ from tandem.inference.v1 import batch_pb2, stream_pb2
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tandem.status import from_rpc_error
+from tandem_client.many.items import MAX_SHARED_BYTES
 from tandem_openai_gateway.scheduler_calls.batch_call import (
-    MAX_ADDED_BYTES,
     STATUS_LOST,
     BatchCall,
 )
@@ -98,7 +98,7 @@ class TestCallsOfTheirOwn:
         """
         A request so large that gRPC may refuse it puts no batch at risk.
         """
-        answer = http.post("/v1/completions", json=BODY | {"prompt": "x" * MAX_ADDED_BYTES})
+        answer = http.post("/v1/completions", json=BODY | {"prompt": "x" * MAX_SHARED_BYTES})
         assert ANSWER == texts_of(answer)
         assert 0 == server.seen.num_batches
 
@@ -129,18 +129,18 @@ class Gathering:
 class TestMessages:
     async def test_no_message_of_several_items_grows_beyond_the_limit(self):
         """
-        Items that wait share messages as long as these are no larger than MAX_ADDED_BYTES.
+        Items that wait share messages as long as these are no larger than MAX_SHARED_BYTES.
         """
         call = Gathering(7)
         batch = BatchCall(call.start, joins=True, on_closed=lambda _: None)
-        request = inference.GenerateRequest(text="a" * (MAX_ADDED_BYTES // 3))
+        request = inference.GenerateRequest(text="a" * (MAX_SHARED_BYTES // 3))
         for _ in range(7):
             batch.add(request, None)
         await asyncio.wait_for(call.is_full.wait(), PATIENCE_S)
         await batch.close()
 
         assert [2, 2, 2, 1] == [len(message.add) for message in call.messages]
-        assert all(message.ByteSize() <= MAX_ADDED_BYTES for message in call.messages)
+        assert all(message.ByteSize() <= MAX_SHARED_BYTES for message in call.messages)
 
 
 class LostStatus:

@@ -19,12 +19,12 @@ from pathlib import Path
 from tests.deploy.cluster import admission, policies
 from tests.deploy.cluster.cluster import EXECUTORS, HOST, NAMESPACE, Cluster, Kubectl, KubectlError
 from tests.deploy.cluster.events import EVENTS, NUM_EXECUTORS, SETTLED_S, Event, NotRefused
+from tests.deploy.cluster.load import TOKENS, Load
 from tests.deploy.cluster.node import settings
 from tests.deploy.cluster.node.build import KUBERNETES_VERSION
 from tests.deploy.cluster.node.images import COREDNS, ImageError
 from tests.deploy.cluster.node.processes import Node, NodeError
 from tests.deploy.cluster.walkthrough import CommandFailed, Walkthrough
-from tests.deploy.pods.load import TOKENS, Load
 
 PAGE = Path(__file__).with_name("README.md")
 RESULTS = "<!-- results -->\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -156,13 +155,3 @@ class TestFile:
         source = services["executor"]["volumes"][0].split(":")[0]
         assert (FILE.parent / source / "config.json").is_file()
         assert "--model-name=tandem-py" in services["executor"]["command"]
-
-
-def test_health_check_module_exists():
-    """
-    The module that is copied into the images as tandem_health has a `main`.
-    """
-    found = importlib.util.find_spec("deploy.images.health")
-    assert found is not None
-    assert found.origin is not None
-    assert "def main(" in Path(found.origin).read_text()

@@ -285,7 +285,7 @@ class TestOptions:
         """
         The gateway's command line knows every flag of its pods.
         """
-        monkeypatch.setattr("tandem_openai_gateway.settings._check_files", lambda _given: None)
+        monkeypatch.setattr("tandem_openai_gateway.settings.check_files", lambda *_: None)
         read = [
             load_gateway(main_container(pod)["args"]).schedulers
             for pod in all_pods

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import yaml
 
-from tests.deploy.podman import PodmanCommands
-from tests.deploy.pods.translate import LocalPod, Translation
+from tests.deploy.podman import PodmanCommands, PodmanError
+from tests.deploy.pods.translate import LocalPod
 
 STOP_LIMIT_S = 20.0
 """Longest time that podman may take to stop a pod after its last container."""
@@ -39,20 +39,13 @@ class Pods:
         self._folder = folder
         self._network = network
         self._played: dict[str, LocalPod] = {}
+        self._earlier: dict[str, str] = {}
+        """Logs of pods that were removed, by name."""
+        self._since_s = time.time()
         self._podman = PodmanCommands(folder)
         self._podman("network", "create", network)
         (found,) = json.loads(self._podman("network", "inspect", network))
         self._subnet = ipaddress.ip_network(found["subnets"][0]["subnet"])
-
-    @staticmethod
-    def write_files(translation: Translation, folder: Path) -> None:
-        """Write the files of Secrets; the pods' user may read them."""
-        for path, content in translation.files.items():
-            file = folder / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.parent.chmod(0o755)
-            file.write_bytes(content)
-            file.chmod(0o644)
 
     def play(self, pod: LocalPod, *, has_fixed_address: bool = False) -> None:
         """
@@ -79,8 +72,12 @@ class Pods:
             self._podman("kill", "--signal", "KILL", container)
 
     def stop(self, pod: LocalPod) -> None:
-        """Send SIGTERM, and SIGKILL after the pod's grace time."""
-        self._podman("pod", "stop", "--time", str(pod.grace_s - pod.pre_stop_s), pod.name)
+        """
+        Send SIGTERM, and SIGKILL after the pod's grace time. Its containers are stopped, not the pod,
+        whose network podman would take away at once: a kubelet leaves it until they have ended.
+        """
+        for container in self.containers(pod):
+            self._podman("stop", "--time", str(pod.grace_s - pod.pre_stop_s), container)
 
     def pause(self, pod: LocalPod) -> None:
         """Let a pod's processes stand still."""
@@ -119,7 +116,9 @@ class Pods:
         self._podman("pod", "start", pod.name)
 
     def remove(self, pod: LocalPod) -> None:
-        """Remove a pod and its scratch space, if it is there."""
+        """Remove a pod and its scratch space, if it is there; its log is kept."""
+        if pod.name in self._played:
+            self._earlier[pod.name] = self._earlier.get(pod.name, "") + self._log(pod)
         self._podman("pod", "rm", "--force", "--ignore", "--time", "0", pod.name)
         for volume in pod.document["spec"]["volumes"]:
             if "emptyDir" in volume:
@@ -150,11 +149,39 @@ class Pods:
         names = self.containers(pod)
         return "\n".join(f"{one}:\n{self._podman.last_lines(one)}" for one in names)
 
+    def forget_logs(self) -> None:
+        """Let `lines_with` begin here."""
+        self._earlier.clear()
+        self._since_s = time.time()
+
+    def lines_with(self, pod: LocalPod, texts: Sequence[str]) -> list[str]:
+        """
+        Return the lines of a pod's log, and of pods of its name before it, that have one of some
+        texts, since `forget_logs`.
+        """
+        log = self._earlier.get(pod.name, "") + self._log(pod)
+        return [line for line in log.splitlines() if any(text in line for text in texts)]
+
+    def _log(self, pod: LocalPod) -> str:
+        return "".join(self._podman.log(one, self._since_s) for one in self.containers(pod))
+
     def close(self) -> None:
-        """Remove all pods, and the network."""
+        """
+        Remove all pods, and the network.
+
+        Raises:
+            PodmanError: Something is left, after all else was removed.
+        """
+        left = []
         for pod in self._played.values():
-            self.remove(pod)
-        self._podman("network", "rm", "--force", self._network)
+            try:
+                self.remove(pod)
+            except PodmanError as error:
+                left.append(str(error))
+        if not self._podman.attempt("network", "rm", "--force", self._network):
+            left.append(f"the network {self._network}")
+        if left:
+            raise PodmanError(f"not removed: {'; '.join(left)}")
 
 
 def _output(command: list[str]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -32,7 +34,7 @@ def collector(monkeypatch):
 
 @pytest.fixture
 def cluster(tiny_model, tmp_path, collector):
-    options = [f"--otlp-endpoint={collector.url}", "--log-format=json"]
+    options = [f"--otlp-endpoint={collector.url}", "--log-format=json", "--log-level=debug"]
     cluster = Cluster(tiny_model, tmp_path, LIMITS, options)
     try:
         cluster.start_executor()
@@ -99,6 +101,51 @@ def test_client_trace_goes_through_a_recovery(cluster, collector):
     assert "test" == collector.resources[0]["deployment.environment.name"]
 
 
+def test_steps_link_the_request_to_lines_of_both_services(cluster, collector):
+    """
+    The steps of a traced request have spans with links to its own, and step ids by which lines of
+    the executor, and by the trace id lines of the scheduler, are found.
+    """
+    cluster.executor.end()
+    cluster.start_executor("--log-level=debug", "--log-format=json")
+    tracer = TracerProvider(shutdown_on_exit=False).get_tracer("test")
+    with cluster.client() as client, tracer.start_as_current_span("caller") as caller:
+        client.complete(token_ids=PROMPT, request_id="joined", **(ASKED | {"max_tokens": 6}))
+    trace_id = trace.format_trace_id(caller.get_span_context().trace_id)
+    request = span_of(collector, trace_id)
+
+    def steps() -> list[Span]:
+        found = collector.spans(lambda span: span.name == "step")
+        return found if len(found) >= 6 else []
+
+    spans = wait_until(steps, "the spans of the steps")
+    assert {(request.trace_id, request.span_id)} == {
+        (link.trace_id, link.span_id) for span in spans for link in span.links
+    }
+    assert 6 == len({span.trace_id for span in spans} - {request.trace_id})
+    told = [values_of(span.attributes) for span in spans]
+    assert [20, 0] == [one["tandem.step.prefill_tokens"] for one in told][:2]
+    assert all(one["tandem.step.compute_s"] > 0 for one in told)
+    keys = {(one["tandem.session_epoch"], one["tandem.step.id"]) for one in told}
+
+    def computed() -> bool:
+        lines = lines_of(cluster.executor.log)
+        found = {(line["session_epoch"], line["step_id"]) for line in lines if "step_id" in line}
+        return keys <= found
+
+    wait_until(computed, "a line of the executor about each step")
+    finished = [line for line in lines_of(cluster.scheduler.log) if line.get("trace_id")]
+    assert {(trace_id, "joined")} == {(line["trace_id"], line["request_id"]) for line in finished}
+    events = {line["event"] for line in finished}
+    assert {"request_accepted", "request_finished"} <= events
+
+
+def lines_of(log: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a log that are JSON."""
+    whole = log.read_text().rpartition("\n")[0].splitlines()
+    return [json.loads(line) for line in whole if line.startswith("{")]
+
+
 def test_refused_request_has_its_trace_in_the_log(cluster, collector):
     """
     The line about a refused request has the trace that its spans have.
@@ -108,5 +155,5 @@ def test_refused_request_has_its_trace_in_the_log(cluster, collector):
     wait_idle(cluster.stats)
     span = wait_until(lambda: next(iter(collector.requests()), None), "the span")
     assert span is not None
-    lines = [json.loads(line) for line in cluster.scheduler.log.read_text().splitlines()]
+    lines = lines_of(cluster.scheduler.log)
     assert span.trace_id.hex() in {line.get("trace_id") for line in lines}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from executor_svc.slots.sampling import SlotSampling
 from executor_svc.step.static_step import DecodeStep, Drawing
@@ -39,6 +40,7 @@ AWAY_FROM_DEFAULT = {
     "logprob_token_ids": {"logprobs": 0, "logprob_token_ids": (3, 5)},
     "allowed_token_ids": {"allowed_token_ids": (3, 5)},
     "logprobs": {"logprobs": 0},
+    "row_metadata": {"row_metadata": (("steer", 1.0),)},
 }
 """Each parameter with a value that nothing has by default, and what else it needs to count."""
 
@@ -98,7 +100,7 @@ def test_a_slot_returns_to_graphs():
     """
     Graphs draw for a slot once its end ids are allowed, and for the next request that it holds.
     """
-    sampling = SlotSampling(2, 50)
+    sampling = SlotSampling(2, 50, torch.device("cpu"))
     slot, first, later = (np.array([value], np.int32) for value in (1, 8, 12))
     ending = replace(NOISY, min_tokens=4, end_ids=(2,))
     sampling.admit(admission(1, range(8), [1], sampling=ending))

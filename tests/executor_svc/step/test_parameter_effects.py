@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from executor_svc.slots.logits_hook import LogitsHook
+from executor_svc.slots.metadata import MetadataType
 from tandem.sampling_params import SamplingParams
 from tests.executor_svc.stepping import GREEDY, Bench, Row, admission, batch, random_tokens
 
@@ -34,13 +36,22 @@ EFFECTS = {
     "allowed_token_ids": (GREEDY, {"allowed_token_ids": (7, 9)}),
     "logprobs": (GREEDY, {"logprobs": 2}),
     "prompt_logprobs": (GREEDY, {"prompt_logprobs": 2}),
+    "row_metadata": (GREEDY, {"row_metadata": (("of_seven", 100.0),)}),
 }
 """Each parameter with params and a change of it alone; the change must be told by the answer."""
 
 
+def favour_seven(logits, rows):
+    """Add a row's metadata to its logit of token 7."""
+    logits[:, 7] += rows["of_seven"]
+
+
+HOOK = LogitsHook(call=favour_seven, types=(MetadataType("of_seven", "float32", on_gpu=True),))
+
+
 def answers(zoo: Zoo, sampling: SamplingParams) -> list[object]:
     """Return a request's tokens, each with the number of likeliest ids that are told with it."""
-    bench = Bench.build(zoo("llama_gqa_llama3_rope"))
+    bench = Bench.build(zoo("llama_gqa_llama3_rope"), hook=HOOK)
     blocks = bench.take_blocks(len(PROMPT) + NUM_TOKENS)
     admit = admission(0, PROMPT, blocks, sampling=sampling)
     step, found = batch(Row(0, 0, len(PROMPT)), admits=[admit]), []

@@ -309,7 +309,7 @@ class TestLogprobs:
 class TestSlots:
     def build(self, admits: dict[int, SamplingParams]) -> tuple[SlotSampling, SlotTokens]:
 
-        sampling = SlotSampling(8, 50)
+        sampling = SlotSampling(8, 50, torch.device("cpu"))
         tokens = SlotTokens(8, 64, 50, torch.device("cpu"))
         for slot, how in admits.items():
             admit = admission(slot, range(10 + slot), [1], sampling=how)

@@ -31,6 +31,7 @@ from scheduler_svc.ipc.messages import (
     Query,
     Refused,
     Reply,
+    StepTraced,
     StreamEnd,
     StreamProgress,
     Submit,
@@ -115,6 +116,7 @@ class FakeFrontend:
         self.replies: dict[int, Reply] = {}
         self.models: list[Model] = []
         self.availabilities: list[Availability] = []
+        self.steps: list[StepTraced] = []
         self.num_updates = 0
         self._num_choices: dict[int, int] = {}
         self._query_ids = itertools.count(1)
@@ -182,6 +184,8 @@ class FakeFrontend:
                 self.models.append(message)
             case Availability():
                 self.availabilities.append(message)
+            case StepTraced():
+                self.steps.append(message)
             case Update():
                 self._update(message)
         return True

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.engine_config import EngineConfig
+from tandem.process.process_flags import add_log_level_flag, add_ready_file_flag
 
 DEFAULT_TOKENIZER = Path(__file__).resolve().parents[4] / "deploy" / "models" / "tandem-py"
 
@@ -114,13 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of the tokens and of the fingerprint; default: 0"
     )
-    parser.add_argument("--ready-file", type=Path, help="file that gets address and pid as JSON")
-    parser.add_argument(
-        "--log-level",
-        choices=("debug", "info", "warning", "error"),
-        default="info",
-        help="least severe event to log to stderr; default: info",
-    )
+    add_ready_file_flag(parser)
+    add_log_level_flag(parser)
     return parser
 
 

@@ -36,7 +36,7 @@ function show(look) {
     byId("view").hidden = false;
     draw(look);
   }
-  const since = look.at_s ? ` What stands below is of ${new Date(1000 * look.at_s).toLocaleTimeString()}.` : "";
+  const since = look.at_s ? ` The values below are from ${new Date(1000 * look.at_s).toLocaleTimeString()}.` : "";
   trouble(error ? `Reconnecting to ${look.address}: ${error.message}.${since}` : "");
 }
 

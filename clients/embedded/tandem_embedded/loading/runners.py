@@ -7,14 +7,16 @@ import platform
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from executor_svc.device.idle_threads import let_idle_threads_sleep
 from tandem.engine_config import EngineConfig
+from tandem.errors import InvalidConfig
 from tandem.sampling_params import params_with_defaults
 from tandem_embedded.backend import Backend
+from tandem_embedded.metadata import RequestMetadata
 from tandem_embedded.parallel.devices import devices_of
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class RunnerSettings:
     swap_space_gb: float = 0.0
     buffer_size_gb: float | None = None
     cpu_extension: str = "auto"
+    metadata: RequestMetadata = field(default_factory=RequestMetadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ def load_backends(
     Raises:
         InvalidModel, InvalidConfig or OutOfMemory: The message says what to do.
     """
+    _check_hook(settings, groups)
     let_idle_threads_sleep(os.environ)
     from executor_svc.memory import kv_memory  # noqa: PLC0415  # PyTorch
     from executor_svc.parallel.collectives import AllRanks  # noqa: PLC0415
@@ -112,6 +116,16 @@ def load_backends(
     config = limits.sized_limits(config, buffer_size_gb, largest)
     kv_knob = "max_num_blocks" if buffer_size_gb is None else "buffer_size_gb"
     return config, [_backend(loaded[device].model, config, settings, kv_knob) for device in devices]
+
+
+def _check_hook(settings: RunnerSettings, groups: ProcessGroups | None) -> None:
+    """Refuse a logits hook where processes share the model: none of them has all logits."""
+    if groups is not None and settings.metadata.hook is not None:
+        raise InvalidConfig(
+            "logits_hook needs a model that is whole in this process, where all logits are; "
+            f"{groups.size} processes share this one",
+            field="logits_hook",
+        )
 
 
 def _divide_threads(num_threads: int | None, devices: Sequence[torch.device]) -> None:
@@ -203,6 +217,7 @@ def _runner(
 ) -> ModelRunner:
     """Return a runner, with its CUDA graphs captured if the device has graphs."""
     from executor_svc.config.graph_sizes import default_sizes  # noqa: PLC0415  # PyTorch
+    from executor_svc.slots.logits_hook import LogitsHook  # noqa: PLC0415
     from executor_svc.step.graphs.plan import device_graphs  # noqa: PLC0415
     from executor_svc.step.heaviest_steps import static_rows  # noqa: PLC0415
     from executor_svc.step.runner import ModelRunner  # noqa: PLC0415
@@ -210,7 +225,7 @@ def _runner(
     # Collectives were never captured: ranks run every step eagerly.
     sizes = default_sizes(config.max_batch_size) if model.groups.world is None else ()
     graph_plan = device_graphs(model.device, sizes)
-    is_gpu = model.device.type == "cuda"
+    is_gpu, call = model.device.type == "cuda", settings.metadata.hook
     runner = ModelRunner(
         model,
         kv,
@@ -221,6 +236,7 @@ def _runner(
         batch_invariant=settings.batch_invariant,
         static_rows=static_rows(model, config),
         graph_plan=graph_plan,
+        hook=call and LogitsHook(call=call, types=settings.metadata.types),
     )
     if is_gpu:
         runner.warm_up()

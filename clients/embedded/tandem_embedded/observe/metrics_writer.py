@@ -100,7 +100,7 @@ class StepMetrics:
         timings = result.timings
         numbers = {
             "inference_step": self._num_steps,
-            "step_time_s": (timings.total_ns - timings.queued_ns) / 1e9,
+            "step_time_s": timings.compute_ns / 1e9,
             "waiting_queue_len": stats.waiting_requests,
             "total_requests_dict_size": core.num_requests,
             "total_blocks": stats.total_blocks,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -13,13 +12,8 @@ import grpc.aio
 from tandem.inference.v1 import batch_pb2
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem_openai_gateway.scheduler_calls.item_call import ItemCall
-from tandem_openai_gateway.upstream import ItemFailure, failure_of, has_too_many
+from tandem_openai_gateway.upstream import END, ItemFailure, failure_of, fits, has_too_many, sent
 
-MAX_ADDED_BYTES = 32 << 10
-"""
-Largest message of items, half of the least `max_request_bytes` that a scheduler may set. A larger
-request has a call of its own, so that one that is refused for its size ends no other stream.
-"""
 STATUS_LOST = "Internal error from Core"
 """
 Details that grpc.aio ends a call with whose server ended it while a request was being written, as
@@ -59,10 +53,8 @@ class BatchCall:
         self._on_closed = on_closed
         self._items: dict[int, ItemCall] = {}
         self._last_number = 0
-        self._added: deque[inference.BatchItem] = deque()
-        self._cancelled: list[int] = []
-        self._has_news = asyncio.Event()
-        self._call = start(self._requests())
+        self._waiting: asyncio.Queue[inference.GenerateBatchRequest] = asyncio.Queue()
+        self._call = start(sent(self._waiting))
         self._reading = asyncio.create_task(self._read(), name="read batch")
 
     def add(self, request: inference.GenerateRequest, start_alone: Callable[[], Any]) -> ItemCall:
@@ -78,8 +70,8 @@ class BatchCall:
         self._last_number += 1
         item = ItemCall(self._last_number, self._leave, start_alone, joins=self._joins)
         self._items[item.number] = item
-        self._added.append(inference.BatchItem(item=item.number, request=request))
-        self._has_news.set()
+        add = [inference.BatchItem(item=item.number, request=request)]
+        self._waiting.put_nowait(inference.GenerateBatchRequest(add=add))
         return item
 
     async def close(self) -> None:
@@ -93,33 +85,12 @@ class BatchCall:
         """Forget an item; one that has not ended is cancelled."""
         if self._items.pop(item.number, None) is None:
             return
-        if self._items:
-            if not item.is_ended:
-                self._cancelled.append(item.number)
-        else:
+        if not self._items:
             self._shut()
             if not item.is_ended:
                 self._call.cancel()
-        self._has_news.set()
-
-    async def _requests(self) -> AsyncIterator[inference.GenerateBatchRequest]:
-        while self.is_open:
-            await self._has_news.wait()
-            self._has_news.clear()
-            while self._added or self._cancelled:
-                yield self._next_request()
-
-    def _next_request(self) -> inference.GenerateBatchRequest:
-        request, num_bytes = inference.GenerateBatchRequest(), 0
-        while self._added:
-            num_bytes += self._added[0].ByteSize()
-            if request.add and num_bytes > MAX_ADDED_BYTES:
-                break
-            request.add.append(self._added.popleft())
-        if not self._added:  # else an item could be cancelled before it is added
-            request.cancel.extend(self._cancelled)
-            self._cancelled.clear()
-        return request
+        elif not item.is_ended:
+            self._waiting.put_nowait(inference.GenerateBatchRequest(cancel=[item.number]))
 
     async def _read(self) -> None:
         failure: grpc.RpcError | None = None
@@ -172,7 +143,7 @@ class BatchCall:
     def _shut(self) -> None:
         """Take no more items; gRPC's task that waits for requests finds that none come."""
         self.is_open = False
-        self._has_news.set()
+        self._waiting.put_nowait(END)
         self._on_closed(self)
 
 
@@ -196,7 +167,7 @@ class BatchCalls:
         def start_alone() -> Any:
             return self._stub.Generate(request, metadata=metadata)
 
-        if not self._is_known or request.ByteSize() >= MAX_ADDED_BYTES:
+        if not self._is_known or not fits(request):
             return start_alone()
         batch = self._open.get(metadata)
         if batch is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 import grpc
@@ -130,6 +130,17 @@ def gather(
             return more
         request.MergeFrom(more)
     return None
+
+
+async def sent(
+    waiting: asyncio.Queue[pb.GenerateBatchRequest],
+) -> AsyncIterator[pb.GenerateBatchRequest]:
+    """Yield the messages of a queue until END, those that wait joined as `gather` joins them."""
+    request = await waiting.get()
+    while request is not END:
+        left = gather(request, at_once(waiting.get_nowait))
+        yield request
+        request = await waiting.get() if left is None else left
 
 
 def fits(request: Any) -> bool:

@@ -59,7 +59,7 @@ class _Stream:
         self._num_added = 0
         self._requests: asyncio.Queue[pb.GenerateBatchRequest] = asyncio.Queue()
         self.takes_items = True
-        self._call = open_stream(self._sent())
+        self._call = open_stream(items.sent(self._requests))
         self._reading = asyncio.create_task(self._read())
 
     def add(self, item: _ItemCall) -> None:
@@ -89,13 +89,6 @@ class _Stream:
         # Not before: what is half-closed cannot cancel an item.
         if not self.takes_items and not self._items:
             self._requests.put_nowait(items.END)
-
-    async def _sent(self) -> AsyncIterator[pb.GenerateBatchRequest]:
-        request = await self._requests.get()
-        while request is not items.END:
-            left = items.gather(request, items.at_once(self._requests.get_nowait))
-            yield request
-            request = await self._requests.get() if left is None else left
 
     async def _read(self) -> None:
         failure: grpc.RpcError | None = None

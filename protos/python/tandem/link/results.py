@@ -35,6 +35,11 @@ class StepTimings:
     sample_ns: int = 0
     total_ns: int = 0
 
+    @property
+    def compute_ns(self) -> int:
+        """The step's time without its time in the executor's queue."""
+        return self.total_ns - self.queued_ns
+
 
 # A frozen result would take three times as long to make. Only the executor's thread that sends one
 # changes it, to have the times until then in `timings`.

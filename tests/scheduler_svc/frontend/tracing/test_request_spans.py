@@ -14,7 +14,7 @@ from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.frontend.tracing import request_spans
 from scheduler_svc.frontend.tracing.exporting import SpanCounts
 from scheduler_svc.frontend.tracing.request_spans import RequestTrace, RequestTracer
-from scheduler_svc.ipc.messages import Accepted, Availability, StreamProgress
+from scheduler_svc.ipc.messages import Accepted, Availability, StepTraced, StreamProgress
 from tandem.errors import ExecutorLost
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tests.otlp_collector import PARENT, TRACE, TRACEPARENT, UNSAMPLED, running_collector, values_of
@@ -61,6 +61,30 @@ async def finish(core, *, num_tokens: int = 2) -> None:
 async def progress(core, submit, kind: ProgressKind, value: int) -> None:
     news = StreamProgress(submit.stream_id, int(kind), value)
     await core.send(update(submit.stream_id, 0, [], progress=news))
+
+
+def step_traced(links: tuple[tuple[str, str], ...]) -> StepTraced:
+    now_s = time.monotonic()
+    return StepTraced(
+        step_id=41,
+        session_epoch=3,
+        boot_id="boot-1",
+        executor="10.0.0.7:50061",
+        sent_s=now_s - 0.25,
+        applied_s=now_s,
+        num_prefills=1,
+        num_decodes=2,
+        prefill_tokens=7,
+        decode_tokens=2,
+        graph_tokens=0,
+        queued_ns=1_000_000,
+        forward_ns=1_500_000,
+        sample_ns=500_000,
+        total_ns=3_000_000,
+        links=links,
+        num_left_out=5,
+        num_skipped=0,
+    )
 
 
 def seconds(span: Span) -> float:
@@ -209,6 +233,60 @@ class TestFinished:
             await finish(frontend.core)
             await rest_of(call)
         assert [] == collector.spans()
+
+
+class TestSteps:
+    async def test_step_has_links_to_the_spans_of_its_requests(
+        self, tmp_path, model_dir, collector, monkeypatch
+    ):
+        """
+        A step that the core tells has a span in a trace of its own, linked to the span that its
+        request has, although the sampler took no trace that begins here.
+        """
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+        async with traced(tmp_path, model_dir, collector) as frontend:
+            call = stub_of(frontend).Generate(pb.GenerateRequest(**REQUEST), metadata=METADATA)
+            submit = await within(frontend.core.submits.get())
+            await frontend.core.send(Accepted(submit.stream_id))
+            await frontend.core.send(step_traced(((submit.trace_id, submit.span_id),)))
+            end = ended(submit.stream_id, MAX_TOKENS, 1)
+            await frontend.core.send(update(submit.stream_id, 0, [40], end=end))
+            await rest_of(call)
+        (request,) = collector.requests()
+        (step,) = collector.spans(lambda span: span.name == "step")
+        assert TRACE == submit.trace_id
+        assert [(request.trace_id, request.span_id)] == [
+            (link.trace_id, link.span_id) for link in step.links
+        ]
+        assert b"" == step.parent_span_id
+        assert step.trace_id != request.trace_id
+        assert 0.25 == pytest.approx(
+            seconds(step),
+            abs=1e-6,  # whole nanoseconds, of a clock that counts in seconds
+        )
+        expected = {
+            "tandem.step.id": 41,
+            "tandem.session_epoch": 3,
+            "tandem.executor.address": "10.0.0.7:50061",
+            "tandem.step.prefill_rows": 1,
+            "tandem.step.decode_tokens": 2,
+            "tandem.step.mode": "eager",
+            "tandem.step.compute_s": 0.002,
+            "tandem.step.requests_left_out": 5,
+        }
+        found = values_of(step.attributes)
+        assert expected == {name: found.get(name) for name in expected}
+
+    async def test_trace_goes_to_the_core_without_a_collector(self, tmp_path, model_dir):
+        """
+        Where no spans are made, the core is told the trace of the call, and no span.
+        """
+        async with running_frontend(tmp_path) as frontend:
+            await serve(frontend, model(model_dir))
+            call = stub_of(frontend).Generate(pb.GenerateRequest(**REQUEST), metadata=METADATA)
+            submit = await within(frontend.core.submits.get())
+            call.cancel()
+        assert (TRACE, "") == (submit.trace_id, submit.span_id)
 
 
 class TestNotFinished:

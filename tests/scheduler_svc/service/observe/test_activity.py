@@ -48,7 +48,7 @@ def faults(activity: Activity) -> list[tuple[object, ...]]:
 
 
 class TestFaults:
-    def test_equal_faults_in_a_row_are_one_with_a_count(self, activity):
+    def test_equal_faults_are_one_with_a_count(self, activity):
         """
         An executor that is lost again for the same cause takes one entry, with the newest time.
         """
@@ -62,6 +62,17 @@ class TestFaults:
             (kind, "b:1", "silent", 1, 6.0),
             (kind, "b:1", "stuck", 1, 7.0),
         ] == faults(activity)
+
+    def test_faults_in_turns_push_no_other_out(self, activity):
+        """
+        Two executors that are lost in turns take two entries, however often, beside an older fault.
+        """
+        activity.note_bookkeeping("a block is lost", 101.0)
+        for number in range(MAX_FAULTS):
+            activity.note_loss(("a:1", "b:1")[number % 2], loss(), 102.0 + number)
+        assert [("", 1), ("a:1", MAX_FAULTS // 2), ("b:1", MAX_FAULTS // 2)] == [
+            (where, count) for _, where, _, count, _ in faults(activity)
+        ]
 
     def test_failed_requests_are_counted_by_reason(self, activity):
         """

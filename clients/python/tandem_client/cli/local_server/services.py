@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,8 +18,9 @@ from tandem.settings.options import ServiceName, flag_of
 from tandem_client.admin import AdminClient, is_serving
 from tandem_client.admin.executors import ExecutorState
 from tandem_client.cli.local_server.service import Service, ServiceFailed
-from tandem_client.cli.shared.failures import ExitCode, Terminated
+from tandem_client.cli.shared.failures import ExitCode
 from tandem_client.cli.shared.never_ready import why_never
+from tandem_client.cli.shared.stop_signals import stop_signals
 from tandem_client.streams.retry import NO_RETRY
 
 POLL_S = 0.05
@@ -177,7 +177,7 @@ def local_server(plan: LocalServer, say: Callable[[str], None]) -> Iterator[Runn
         ServiceFailed: A service ended or did not become ready; also raised through by the body.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_stop_signals())
+        stack.enter_context(stop_signals())
         sockets = [SCHEDULER_SOCKET, *(_executor_socket(number) for number in plan.numbers)]
         private = temporary_folder("tandem-", deepest=f"{max(sockets, key=len)}.lock")
         stack.callback(shutil.rmtree, private, ignore_errors=True)
@@ -343,21 +343,3 @@ def _wait_for(
             )
         time.sleep(POLL_S)
     return outcome
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP leave through the same clean-up as Ctrl-C; nohup is respected."""
-
-    def leave(_number: int, _frame: object) -> None:
-        raise Terminated
-
-    numbers = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    previous = {number: signal.signal(number, leave) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Annotated
 
 import typer
@@ -16,15 +17,20 @@ from tandem_client.channel import DEFAULT_ADMIN_ADDRESS, ChannelOptions
 from tandem_client.cli.shared import options
 from tandem_client.cli.shared.access import takes_access
 from tandem_client.cli.shared.failures import readable_errors
+from tandem_client.cli.shared.stop_signals import stop_signals
 from tandem_client.cli.shared.waiting import Waits, no_answer
+from tandem_client.cli.top.controls import Controls
+from tandem_client.cli.top.keys import Keyboard
 from tandem_client.cli.top.table import table
 from tandem_client.cli.top.view import View
-from tandem_client.views.look import take_look
+from tandem_client.views.look import Look, take_look
 from tandem_client.views.looks import Looks
 from tandem_client.views.model import as_plain, view_of
 
 LOOK_S = 10.0
 """Longest wait in seconds for one look at a server that stays silent; then the next one begins."""
+KEY_S = 0.05
+"""Longest wait in seconds for a key before looks are seen to."""
 
 
 @readable_errors
@@ -45,6 +51,7 @@ def top(
     Rates and latencies are means of the last five seconds, or of one interval if that is longer.
     TTFT and ITL have the percentiles of each interval, requests those that run before those that
     wait. A server that stops answering is named, and looked at again when it is back.
+    On a terminal q leaves, p pauses, s sorts requests, arrows scroll them, and ? lists the keys.
     With --json each look is one JSON object on a line of its own.
     """
     with AdminClient(address, retry=options.RETRY, options=channel) as admin:
@@ -59,17 +66,39 @@ def top(
 
 
 def _watch(admin: AdminClient, view: View, console: Console, interval_s: float) -> None:
-    """Take looks until interrupted, also while the server does not answer."""
-    with Live(view, console=console):
-        while True:
-            time.sleep(interval_s)
-            view.ask()
-            try:
-                seen = take_look(admin, deadline_s=LOOK_S)
-            except TandemError as error:
-                view.failed(error)
-            else:
-                view.answered(seen)
+    """
+    Take looks until a key or a signal ends it, also while the server does not answer. Looks have a
+    thread of their own, so that a key is obeyed at once; closing the connection ends the last one.
+    """
+    looker = ThreadPoolExecutor(1, thread_name_prefix="look")
+    look: Future[Look] | None = None
+    try:
+        with stop_signals(), Keyboard() as keyboard, Live(view, console=console) as live:
+            view.controls = controls = Controls() if keyboard.is_there else None
+            next_s = time.monotonic() + interval_s
+            while controls is None or not controls.is_leaving:
+                now_s = time.monotonic()
+                if look is None and now_s >= next_s:
+                    view.ask()
+                    look = looker.submit(take_look, admin, deadline_s=LOOK_S)
+                elif look is not None and look.done():
+                    _show(view, look)
+                    look, next_s = None, now_s + interval_s
+                for key in keyboard.wait(KEY_S):
+                    view.press(key)
+                    live.refresh()
+    finally:
+        looker.shutdown(wait=False, cancel_futures=True)
+
+
+def _show(view: View, look: Future[Look]) -> None:
+    """Show a look, or why there is none."""
+    try:
+        seen = look.result()
+    except TandemError as error:
+        view.failed(error)
+    else:
+        view.answered(seen)
 
 
 def _print_looks(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from tandem.error_codes import DeadlineExceeded, TandemError
 from tandem.status import CallCancelled, PeerUnavailable
+from tandem_client.cli.top.controls import Controls
 from tandem_client.cli.top.table import table
 from tandem_client.cli.top.words import duration
 from tandem_client.streams.retry import is_transient
@@ -31,8 +33,20 @@ class View:
     """
 
     def __init__(
-        self, address: str, looks: Looks, clock: Callable[[], float] = time.monotonic
+        self,
+        address: str,
+        looks: Looks,
+        clock: Callable[[], float] = time.monotonic,
+        controls: Controls | None = None,
     ) -> None:
+        """
+        Args:
+            address: Address of the server.
+            looks: The looks at it so far.
+            clock: Seconds.
+            controls: What keys have chosen; None where there are no keys.
+        """
+        self.controls = controls
         self._address = address
         self._looks = looks
         self._shown = view_of(looks)
@@ -50,8 +64,16 @@ class View:
     def answered(self, look: Look) -> None:
         """Record the answer."""
         self._looks.add(look)
-        self._shown = view_of(self._looks)
         self._asked_s = self._error = None
+        if self.controls is None or not self.controls.is_paused:
+            self._shown = view_of(self._looks)
+
+    def press(self, key: str) -> None:
+        """Obey a key; the picture that goes on after a pause is of the newest look."""
+        if self.controls is not None:
+            self.controls.press(key)
+            if not self.controls.is_paused:
+                self._shown = view_of(self._looks)
 
     def failed(self, error: TandemError) -> None:
         """
@@ -93,9 +115,11 @@ class View:
         trouble = self.trouble()
         if trouble is not None:
             yield Text(trouble, style="bold red")
-        yield table(
-            self._shown,
-            options.max_width,
-            height=console.height,
-            ascii_only=options.ascii_only,
-        )
+        shown, height, controls = self._shown, console.height, self.controls
+        if controls is not None:
+            yield controls.line()
+            if controls.shows_help:
+                yield controls.help()
+                return
+            shown, height = replace(shown, requests=controls.shown(shown.requests)), height - 1
+        yield table(shown, options.max_width, height=height, ascii_only=options.ascii_only)

@@ -27,7 +27,11 @@ from tandem.link.codec.fields import (
 from tandem.sampling_params import SamplingParams, broken_param, broken_range
 
 _LISTS = ("end_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids")
-_NUMBERS = tuple(param.name for param in fields(SamplingParams) if param.name not in _LISTS)
+_LOCAL = "row_metadata"
+"""Parameter that no message has."""
+_NUMBERS = tuple(
+    param.name for param in fields(SamplingParams) if param.name not in (*_LISTS, _LOCAL)
+)
 """Parameters that are one number."""
 _OPTIONAL = tuple(
     (param.name, param.default)
@@ -65,6 +69,8 @@ def _shared_message(values: tuple[object, ...], _types: tuple[type, ...]) -> bat
     """Build the message of params with these values of `_SHARED`; it must not be changed."""
     shared: dict[str, Any] = dict(zip(_SHARED, values, strict=True))
     sampling = SamplingParams(**shared)
+    if sampling.row_metadata:
+        raise ValueError(f"{_LOCAL} is for an executor in the same process")
     numbers = {name: getattr(sampling, name) for name in _NUMBERS if name not in _OWN}
     message = batch_pb2.RowSampling(**numbers)
     if sampling.end_ids:

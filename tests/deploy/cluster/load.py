@@ -1,4 +1,4 @@
-"""Streams that run all the time while something happens to the pods, and what became of them."""
+"""Streams that run all the time while something happens to pods, and what became of them."""
 
 from __future__ import annotations
 
