@@ -1,0 +1,14 @@
+// The process of a pod's sandbox: it holds the namespaces until it is told to end.
+package main
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, syscall.SIGTERM, syscall.SIGINT)
+	<-ended
+}
