@@ -97,7 +97,7 @@ def pin(process: Process, processors: set[int]) -> None:
             os.sched_setaffinity(thread.id, processors)
 
 
-class Observed:
+class MeasuredScheduler:
     """One scheduler with an executor of its own."""
 
     def __init__(
@@ -161,7 +161,9 @@ def compare(given: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
     turns: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
     with tempfile.TemporaryDirectory(prefix="tandem-") as folder, ExitStack() as stack:
         collector = stack.enter_context(running_collector())
-        services = {name: Observed(name, Path(folder), stack, given, collector) for name in WAYS}
+        services = {
+            name: MeasuredScheduler(name, Path(folder), stack, given, collector) for name in WAYS
+        }
         for number in range(1 + given.rounds):
             # Each way begins every other round: the turn after a pause is often the faster one.
             for name in list(services)[:: 1 if number % 2 else -1]:
