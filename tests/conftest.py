@@ -59,9 +59,20 @@ def default_logs():
             vars(log).pop("bind", None)  # kept from its first use, with what was set up then
 
 
+@pytest.fixture(autouse=True, scope="module")
+def default_kernels_of_module():
+    """Undo what the fixtures of a module chose, which are made before those of its tests."""
+    yield from default_kernels_after()
+
+
 @pytest.fixture(autouse=True)
 def default_kernels():
     """Undo what a test, or an engine that it made, chose for the whole process to compute with."""
+    yield from default_kernels_after()
+
+
+def default_kernels_after():
+    """Yield once, and put back the kernels that were chosen before."""
     before = {name: offers_of(one) for name, one in kernel_operations().items()}
     yield
     for name, operation in kernel_operations().items():

@@ -17,6 +17,7 @@ import re
 import select
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -60,6 +61,10 @@ CHECKS_GB = (0.1, 0.4)
 
 class InstallationError(Exception):
     """Error of a failed installation; the text is a sentence that says why."""
+
+
+class UntrustedCertificate(InstallationError):
+    """Error of an installation whose package index has a certificate that pip does not trust."""
 
 
 class Terminal:
@@ -190,12 +195,36 @@ def lines_of(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
 
 def run_pip(terminal: Terminal, arguments: Sequence[str], user_command: str) -> None:
     """
+    Run pip; once more with the system's authorities if pip's own list lacks the index's.
+
+    Before version 24.2 pip knows no authority that was added to the system, such as that of a
+    company's proxy.
+
+    Raises:
+        InstallationError: pip failed.
+    """
+    try:
+        run_pip_once(terminal, arguments, user_command)
+    except UntrustedCertificate:
+        authorities = ssl.get_default_verify_paths().cafile
+        if authorities is None or os.environ.get("PIP_CERT"):
+            raise
+        terminal.say(
+            f"pip does not trust the package index; trying {authorities}, which this system trusts"
+        )
+        os.environ["PIP_CERT"] = authorities
+        run_pip_once(terminal, arguments, user_command)
+
+
+def run_pip_once(terminal: Terminal, arguments: Sequence[str], user_command: str) -> None:
+    """
     Run pip, show its activity and write its output to the log.
 
     The environment counts as unfinished from pip's first change of it to pip's success.
 
     Raises:
-        InstallationError: pip failed.
+        UntrustedCertificate: pip does not trust the index.
+        InstallationError: pip failed for another reason.
     """
     UNFINISHED.touch()
     command = pip(["--progress-bar=off", *arguments])
@@ -219,7 +248,8 @@ def run_pip(terminal: Terminal, arguments: Sequence[str], user_command: str) -> 
             if process.wait() == 0 or INSTALLING not in words:
                 UNFINISHED.unlink()
     if process.returncode:
-        raise InstallationError(failure(words))
+        is_untrusted = UNTRUSTED.search(words) and not NO_SPACE.search(words)
+        raise (UntrustedCertificate if is_untrusted else InstallationError)(failure(words))
 
 
 def follow(terminal: Terminal, lines: Iterator[str | None], log: TextIO, user_command: str) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
 import os
 import shutil
 import signal
+import ssl
 import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from tests.certificates import Authority, Pair
 from tests.deploy.fake_wheels import write_index, write_wheel
 from tests.e2e.cluster import ROOT, environment
 from tests.waiting import LIMIT_S, wait_until
@@ -72,6 +79,24 @@ class Project:
         """Return the version of PyTorch in the environment."""
         (module,) = self.root.glob(".venv/lib/python*/site-packages/torch.py")
         return module.read_text().split("'")[1]
+
+
+@contextlib.contextmanager
+def served_encrypted(folder: Path, pair: Pair) -> Iterator[str]:
+    """Serve the files of a folder over HTTPS; yields the address."""
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=folder)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"https://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 @pytest.fixture
@@ -149,6 +174,25 @@ class TestInstallation:
         assert all(line.startswith("start: ") for line in words.splitlines())
         assert "2.13.0" == project.torch()
         assert not (project.root / ".venv/.tandem-unfinished").exists()
+
+    def test_authority_that_the_system_trusts_is_enough(self, project, tmp_path):
+        """
+        An index whose certificate pip does not trust, and the system does, gives PyTorch; one that
+        neither trusts is one sentence with the setting that mends it.
+        """
+        write_wheel(tmp_path / "own/torch", "torch", "2.13.0")
+        write_index(tmp_path / "own", "torch")
+        ours, others = Authority(tmp_path, "ours"), Authority(tmp_path, "others")
+        with served_encrypted(tmp_path / "own", ours.issue("index")) as address:
+            index = {"PIP_NO_INDEX": "0", "PIP_FIND_LINKS": "", "PIP_CERT": ""}
+            index |= {"REQUESTS_CA_BUNDLE": "", "CURL_CA_BUNDLE": ""}  # pip prefers them to its own
+            index |= {"PIP_RETRIES": "0", "PIP_INDEX_URL": address, "no_proxy": "127.0.0.1"}
+            words, status = project.start(**index, SSL_CERT_FILE=str(others.file))
+            assert (1, True) == (status, "PIP_CERT" in words), words
+
+            words, status = project.start(**index, SSL_CERT_FILE=str(ours.file))
+            assert 0 == status, words
+            assert "2.13.0" == project.torch()
 
     def test_interrupt_leaves_no_traceback(self, project):
         """
