@@ -41,7 +41,7 @@ class ExecutorPort:
 
     Each batch that `schedule` returns must be sent, and its result given to `apply`, in order; any
     number may be in flight. Every `now` is seconds on one clock that never goes back. Every method
-    of a port but `expire` raises InternalError once its executor was detached.
+    of a port but `expire` and `name_step` raises InternalError once its executor was detached.
 
     Attributes:
         number: Number of the executor.
@@ -132,12 +132,12 @@ class ExecutorPort:
             return suspension.plan_suspended(replica)
         batch = plan(replica, now)
         if batch is None:
-            self.note_sent(None)
+            self.name_step(None)
         elif self._cell.has_others:
             self._cell.router.note_change()
         return batch
 
-    def note_sent(self, step_id: int | None) -> None:
+    def name_step(self, step_id: int | None) -> None:
         """Note the id of the step planned last, for lines about it; None if nothing was sent."""
         events = self._cell.events
         if events.has_unnamed:

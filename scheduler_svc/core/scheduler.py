@@ -125,10 +125,10 @@ class Scheduler(ExecutorPort):
         num_output_tokens: int | None = None,
         *,
         tenant: str = NO_TENANT,
-    ) -> dict[str, str]:
+    ) -> NewRequest:
         """
         End all live choices of a tenant's request from outside, in any state; their slots and
-        blocks are free in the next batch. Returns its ids for the log.
+        blocks are free in the next batch. Return its first choice as it was submitted.
 
         Args:
             request_id: Id of the request.
@@ -144,7 +144,7 @@ class Scheduler(ExecutorPort):
         choices = self._cell.requests.choices_of(tenant, request_id)
         for request in choices:
             finish(self._cell, request, reason, now, num_output_tokens=num_output_tokens)
-        return choices[0].new.log_ids
+        return choices[0].new
 
     def end_handle(
         self,
@@ -152,9 +152,10 @@ class Scheduler(ExecutorPort):
         reason: FinishReason,
         now: float,
         num_output_tokens: int | None = None,
-    ) -> dict[str, str]:
+    ) -> NewRequest:
         """
-        End one choice of a request, as `end_request` ends all of them; returns the same.
+        End one choice of a request, as `end_request` ends all of them, and return it as it was
+        submitted.
 
         Raises:
             RequestNotFound: No live request has this handle.
@@ -163,7 +164,7 @@ class Scheduler(ExecutorPort):
         if request is None:
             raise RequestNotFound(f"no live request has the handle {handle}: it may have ended")
         finish(self._cell, request, reason, now, num_output_tokens=num_output_tokens)
-        return request.new.log_ids
+        return request.new
 
     def preempt(self, request_id: str, tenant: str = NO_TENANT) -> None:
         """

@@ -35,10 +35,10 @@ from scheduler_svc.executor_client.link_events import (
 from scheduler_svc.executor_client.link_problems import LinkProblems, failed_step, refusal_of
 from scheduler_svc.executor_client.refusals import Refusals
 from scheduler_svc.executor_client.session_events import (
-    ExecutorSeen,
     SessionCounts,
     SessionEnded,
     SessionEvent,
+    SilentExecutors,
 )
 from scheduler_svc.executor_client.watch import ExecutorWatch
 from tandem.errors import Draining, SessionLost, StreamReplaced, TandemError
@@ -107,8 +107,7 @@ class ExecutorSession:
         self._sent_s: dict[int, float] = {}
         self._in_flight: dict[int, Command] = {}
         self._problems = LinkProblems()
-        self._may_live: dict[str, str] = {}
-        """Boot ids of executors that fell silent, by the address at which they were."""
+        self._silent = SilentExecutors()
         self._was_attached = False
         """True once a stream of this session was attached."""
         self._was_lost_stuck = False
@@ -124,6 +123,11 @@ class ExecutorSession:
     def is_attached(self) -> bool:
         """True while steps and results flow."""
         return self._end.state is LinkState.ATTACHED
+
+    @property
+    def epoch(self) -> int:
+        """Number of the newest session, issued by its executor; 0 before the first."""
+        return self._end.session_epoch
 
     @property
     def can_send(self) -> bool:
@@ -235,7 +239,7 @@ class ExecutorSession:
         if self._end.state not in (LinkState.CLOSED, LinkState.LOST):
             moved = SessionLost(f"the work moves to the executor at {event.address}")
             self._give_up(moved, LossCause.MOVED, now)
-        self._learn_fate(event.description.boot_id, event.address)
+        self.events.extend(self._silent.seen(event.description.boot_id, event.address))
         description = event.description
         steps = description.max_inflight_steps
         self._end.open(description.boot_id, event.session_epoch, steps)
@@ -245,18 +249,6 @@ class ExecutorSession:
         self.counts.executor_sessions += 1
         self.address = event.address
         self.events.append(event)
-
-    def _learn_fate(self, boot_id: str, address: str) -> None:
-        """
-        Tell about executors that fell silent, when a boot answers at an address.
-
-        If it is the silent boot itself, that executor lives. If it is another boot at the address
-        of a silent one, that executor has died.
-        """
-        for where, silent in list(self._may_live.items()):
-            if silent == boot_id or where == address:
-                del self._may_live[where]
-                self.events.append(ExecutorSeen(boot_id=silent, died=silent != boot_id))
 
     def _path_found(self, event: PathFound) -> None:
         """Note the session's new address; the stream that was asked for last uses it already."""
@@ -281,7 +273,7 @@ class ExecutorSession:
     def _result(self, result: StepResult, now: float) -> None:
         step_id, timings = result.step_id, result.timings
         self.last_step_s = now - self._sent_s.pop(step_id, now)
-        computed_s = (timings.total_ns - timings.queued_ns) / 1e9
+        computed_s = timings.compute_ns / 1e9
         self._watch.step_done(step_id, self._in_flight[step_id], computed_s or self.last_step_s)
         self.events.append(result)
 
@@ -387,9 +379,9 @@ class ExecutorSession:
         )
         self.events.append(ended)
         # Streams may have moved to the address of another boot that fell silent.
-        self._learn_fate(self._end.boot_id, self.address)
+        self.events.extend(self._silent.seen(self._end.boot_id, self.address))
         if may_live:
-            self._may_live[self.address] = may_live
+            self._silent.note(may_live, self.address)
 
     def _running(self) -> int | None:
         """Return the id of the step in flight that ran at the last heartbeat; None without any."""

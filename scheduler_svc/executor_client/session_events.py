@@ -46,6 +46,32 @@ class ExecutorSeen:
     died: bool
 
 
+class SilentExecutors:
+    """Executors that fell silent and may live. Owned by the session."""
+
+    def __init__(self) -> None:
+        self._boot_ids: dict[str, str] = {}
+        """Boot id by the address at which it was."""
+
+    def note(self, boot_id: str, address: str) -> None:
+        """Note that an executor fell silent."""
+        self._boot_ids[address] = boot_id
+
+    def seen(self, boot_id: str, address: str) -> list[ExecutorSeen]:
+        """
+        Return what follows when a boot answers at an address, and forget the executors it is about.
+
+        If it is a silent boot itself, that executor lives. If it is another boot at the address of
+        a silent one, that executor has died.
+        """
+        news = []
+        for where, silent in list(self._boot_ids.items()):
+            if silent == boot_id or where == address:
+                del self._boot_ids[where]
+                news.append(ExecutorSeen(boot_id=silent, died=silent != boot_id))
+        return news
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class SessionCounts:
     """

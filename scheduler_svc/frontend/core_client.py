@@ -29,7 +29,7 @@ from scheduler_svc.ipc.messages import (
     Query,
     Refused,
     Reply,
-    StepTraced,
+    StepSpan,
     StreamLogprobs,
     Submit,
     Update,
@@ -94,7 +94,7 @@ class CoreClient:
         self._gone: TandemError | None = None
         self.num_turns = 0
         self.shared_writes: set[SharedWrite] = set()
-        self.on_step: Callable[[StepTraced], None] = lambda _: None
+        self.on_step: Callable[[StepSpan], None] = lambda _: None
         self.served = ServedModel()
         self.availability = Availability(executor_attached=False, ready=False, draining=False)
 
@@ -294,7 +294,7 @@ class CoreClient:
                 self.availability = message
                 self.served.refusal = message.refusal
                 self._notify()
-            case StepTraced():
+            case StepSpan():
                 self.on_step(message)
             case Model():
                 self.served.load(message, self._notify)

@@ -247,7 +247,7 @@ class Reply(msgspec.Struct, array_like=True, tag=15, frozen=True, kw_only=True):
     error: Refused | None
 
 
-class StepTraced(msgspec.Struct, array_like=True, tag=16, frozen=True, kw_only=True):
+class StepSpan(msgspec.Struct, array_like=True, tag=16, frozen=True, kw_only=True):
     """
     A step that computed requests whose spans are recorded, sent to one frontend, which makes its
     span. It may be lost. Durations are the executor's own, see `tandem.link.results.StepTimings`.
@@ -263,23 +263,22 @@ class StepTraced(msgspec.Struct, array_like=True, tag=16, frozen=True, kw_only=T
     num_prefills: int
     num_decodes: int
     prefill_tokens: int
-    decode_tokens: int
     graph_tokens: int
     """Tokens, with padding, of the captured graph that ran; 0 for an eager step."""
     queued_ns: int
     forward_ns: int
     sample_ns: int
-    total_ns: int
+    compute_ns: int
     links: tuple[tuple[str, str], ...]
     """Trace id and span id of each traced request of the step, as in `Submit`."""
     num_left_out: int
     """Traced requests of the step for which there was no link left."""
     num_skipped: int
-    """Steps of traced requests since the step before that was told, of which none is."""
+    """Steps since the one before that was told, which the bound left without a span."""
 
 
 FrontendMessage = Hello | Submit | EndStream | Query
-CoreMessage = Model | Availability | Accepted | Refused | Update | Reply | StepTraced
+CoreMessage = Model | Availability | Accepted | Refused | Update | Reply | StepSpan
 
 encode = msgspec.msgpack.Encoder().encode
 _frontend_decoder: msgspec.msgpack.Decoder[FrontendMessage] = msgspec.msgpack.Decoder(

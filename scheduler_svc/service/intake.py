@@ -163,7 +163,7 @@ class Intake:
         acceptance = core.submit(new, now)
         self._state.keys.claim(message, handles)
         self._state.handles[frontend_of(handle)].update(handles)
-        self._state.traces.note_accepted(handles, message)
+        self._state.traced.note_accepted(handles, message)
         return acceptance
 
     def _core_for(self, message: Submit) -> Scheduler:
@@ -189,8 +189,8 @@ class Intake:
         except ValueError:
             _log.error("frontend_message_malformed", error=f"finish reason {message.reason}")
             reason = FinishReason.CANCELLED
-        ids = core.end_handle(handle, reason, now, message.num_output_tokens)
-        _log.debug("request_ended_by_frontend", **ids, reason=reason.name)
+        ended = core.end_handle(handle, reason, now, message.num_output_tokens)
+        _log.debug("request_ended_by_frontend", **ended.log_ids, reason=reason.name)
 
     def _query(self, frontend: int, message: Query, now: float) -> None:
         reply = self._queries.answer(frontend, message, now)

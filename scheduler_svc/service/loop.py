@@ -34,8 +34,10 @@ from scheduler_svc.service.executors.operations import ExecutorOperations
 from scheduler_svc.service.housekeeping import LOOK_INTERVAL_S, Housekeeping
 from scheduler_svc.service.intake import Intake
 from scheduler_svc.service.observe.metrics import CoreMetrics
+from scheduler_svc.service.observe.readings import Readings
 from scheduler_svc.service.observe.step_lines import Load, StepLines
-from scheduler_svc.service.observe.step_traces import StepTraces
+from scheduler_svc.service.observe.traced_requests import TracedRequests
+from scheduler_svc.service.operate.commands import Commands
 from scheduler_svc.service.operate.queries import Queries
 from scheduler_svc.service.publisher import RETRY_S, Publisher
 from scheduler_svc.service.queue_positions import QueuePositions
@@ -100,7 +102,7 @@ class CoreLoop:
         self._is_strict = is_strict
         self._commands: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
         self.turns = LoopTurns(self._turn, sources=(socket,), wakeup=wakeup)
-        self._state = ServiceState(clock(), StepTraces(settings.traced_steps_per_s))
+        self._state = ServiceState(clock(), TracedRequests(settings.traced_steps_per_s))
         self._metrics = CoreMetrics()
         self._publisher = Publisher(socket)
         self._positions = QueuePositions(self._publisher, clock)
@@ -114,11 +116,9 @@ class CoreLoop:
         self._queries = Queries(
             loaded,
             self._state,
-            self._members,
-            metrics=self._metrics,
-            publisher=self._publisher,
-            drain=self._drain,
-            operations=self._operations,
+            self._publisher,
+            Readings(loaded, self._state, self._members, self._metrics, self._publisher),
+            Commands(self._state, self._members, self._drain, self._operations),
         )
         self._housekeeping = Housekeeping(self._state, self._drain, self._queries, self._operations)
         self._intake = Intake(
@@ -262,7 +262,7 @@ class CoreLoop:
         port, limits, session = member.port, member.limits, member.session
         assert port is not None
         assert limits is not None
-        traced = self._state.traces.look(port, now)
+        traced = self._state.traced.find(port, now)
         try:
             port.apply(result, now)
         except SessionLost as error:
@@ -278,8 +278,9 @@ class CoreLoop:
             member.address, command, result, num_tokens=num_tokens, total_s=step_s, now=now
         )
         if traced is not None:
-            told = traced.told(member, result, sent_s=now - step_s, applied_s=now)
-            self._publisher.offer(traced.frontend, told)
+            span = traced.message(member, result, sent_s=now - step_s, applied_s=now)
+            self._publisher.offer(traced.frontend, span)
+            self._state.traced.note_told()
         line = self._step_lines.line(command, result, lambda: self._load(port, limits))
         if line is not None:
             stats, ids = self._load(port, limits).stats, {"step_id": result.step_id}
@@ -317,7 +318,7 @@ class CoreLoop:
             if batch is None:
                 return
             self._metrics.count_schedule(self._clock() - began_s)
-            port.note_sent(session.send(batch, port.state_hash, now))
+            port.name_step(session.send(batch, port.state_hash, now))
 
     def _publish(self) -> None:
         events = self._state.core.take_events() if self._state.core is not None else None
@@ -325,7 +326,7 @@ class CoreLoop:
             return
         self._metrics.count_events(events)
         if events.progress:
-            self._state.traces.note_progress(events.progress)
+            self._state.traced.note_progress(events.progress)
         if events.failed:
             self._state.activity.note_failures(events.failed, self._clock())
         for line in events.log_lines:

@@ -10,7 +10,7 @@ from scheduler_svc.ipc.messages import Availability, Model
 from scheduler_svc.process.tick_watch import LIVE_WITHIN_S, LONGEST_LOOK_S
 from scheduler_svc.service.idempotency import IdempotencyKeys
 from scheduler_svc.service.observe.activity import Activity
-from scheduler_svc.service.observe.step_traces import StepTraces
+from scheduler_svc.service.observe.traced_requests import TracedRequests
 from scheduler_svc.service.publisher import frontend_of
 from tandem.engine_config import EngineConfig
 
@@ -22,7 +22,7 @@ class ServiceState:
 
     Attributes:
         started_s: Time at which the service started.
-        traces: Live requests whose spans are recorded, to which spans of steps link.
+        traced: Live requests whose spans are recorded, to which spans of steps link.
         core: The core, made when the first session with an executor opens, then kept for good.
         description: Description of the newest session's executor.
         limits: Engine limits in force with the executor that takes most.
@@ -42,7 +42,7 @@ class ServiceState:
     """
 
     started_s: float
-    traces: StepTraces
+    traced: TracedRequests
     core: Scheduler | None = None
     description: ExecutorDescription | None = None
     limits: EngineConfig | None = None
@@ -83,7 +83,7 @@ class ServiceState:
     def forget(self, handle: int) -> None:
         """Drop the handle of a choice that ended."""
         self.keys.forget(handle)
-        self.traces.forget(handle)
+        self.traced.forget(handle)
         handles = self.handles.get(frontend_of(handle))
         if handles is not None:
             handles.discard(handle)

@@ -128,7 +128,7 @@ class Driver:
         for worker in active:
             try:
                 self._suspend(worker, mode)
-            except Exception as error:
+            except Exception as error:  # whatever it is: all or none are suspended
                 self._undo_suspension(active, worker, error)
                 raise
 
@@ -227,7 +227,7 @@ class Driver:
             if (result := take()) is None:
                 return False
             self._apply(worker, result)
-        except Exception as error:
+        except Exception as error:  # a step may fail by anything; what is not expected is raised
             self._recover(worker, error)
             if not _is_expected(error):
                 raise

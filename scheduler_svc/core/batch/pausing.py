@@ -96,9 +96,7 @@ def preempt_for_blocks(builder: BatchBuilder, slot: int) -> None:
     mode = cell.options.preemption_mode
     if counters.swap_fallbacks > num_fallbacks:
         mode = PreemptionMode.RECOMPUTE
-    line = preemption_line(
-        request.new.request_id, mode, counters.retractions, trace_id=request.new.trace_id
-    )
+    line = preemption_line(request.new.log_ids, mode, counters.retractions)
     if line is not None:
         cell.events.add_log(line)
     builder.release_ended()

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from scheduler_svc.core.request.events import LogLine
-from scheduler_svc.core.request.new_request import log_ids
 
 DECODE_LINE_INTERVAL = 40
 """Number of steps with decodes from one decode line to the next."""
@@ -119,20 +118,25 @@ def retraction_line(num_retracted: int, before: float, after: float) -> LogLine:
     )
 
 
-def preemption_line(
-    request_id: str, mode: str, num_preempted: int, *, trace_id: str = ""
-) -> LogLine | None:
-    """Return the warning of the first and every 50th preemption for want of blocks, else None."""
+def preemption_line(ids: Mapping[str, str], mode: str, num_preempted: int) -> LogLine | None:
+    """
+    Return the warning of the first and every 50th preemption for want of blocks, else None.
+
+    Args:
+        ids: `log_ids` of the request.
+        mode: What becomes of its KV cache.
+        num_preempted: Preemptions for want of blocks so far, with this one.
+    """
     if num_preempted != 1 and num_preempted % PREEMPTION_LINE_INTERVAL:
         return None
     text = (
-        f"Request {request_id} is preempted (by {mode}) because there is not enough KV cache "
-        "space. This can affect the end-to-end performance. Give the KV cache more memory "
+        f"Request {ids['request_id']} is preempted (by {mode}) because there is not enough KV "
+        "cache space. This can affect the end-to-end performance. Give the KV cache more memory "
         "(max_num_blocks, buffer_size_gb, mem_fraction_static or gpu_memory_utilization, "
         "whichever is set), lower max_batch_size, or raise schedule_conservativeness. "
         f"total_num_cumulative_preemption={num_preempted}"
     )
-    values = {**log_ids(request_id, trace_id), "by": mode, "preemptions": num_preempted}
+    values = {**ids, "by": mode, "preemptions": num_preempted}
     return LogLine(
         event="request_preempted", values=values, text=text, is_warning=True, is_of_step=True
     )

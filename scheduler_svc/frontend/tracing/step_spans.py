@@ -15,7 +15,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from scheduler_svc.frontend.tracing.faults import SpanFaults
-from scheduler_svc.ipc.messages import StepTraced
+from scheduler_svc.ipc.messages import StepSpan
 
 NAME = "step"
 _NO_CONTEXT = Context()
@@ -36,7 +36,7 @@ class StepTracer:
         self._clock = clock
         self._faults = faults
 
-    def note(self, step: StepTraced) -> None:
+    def note(self, step: StepSpan) -> None:
         """Make the span of a step, from the sending of its batch to the applying of its result."""
         with self._faults:
             offset_ns = time.time_ns() - round(self._clock() * 1e9)
@@ -57,7 +57,7 @@ def _link(trace_id: str, span_id: str) -> Link:
     )
 
 
-def _attributes(step: StepTraced) -> dict[str, AttributeValue]:
+def _attributes(step: StepSpan) -> dict[str, AttributeValue]:
     return {
         "tandem.step.id": step.step_id,
         "tandem.session_epoch": step.session_epoch,
@@ -66,13 +66,12 @@ def _attributes(step: StepTraced) -> dict[str, AttributeValue]:
         "tandem.step.prefill_rows": step.num_prefills,
         "tandem.step.decode_rows": step.num_decodes,
         "tandem.step.prefill_tokens": step.prefill_tokens,
-        "tandem.step.decode_tokens": step.decode_tokens,
         "tandem.step.mode": "graph" if step.graph_tokens else "eager",
         "tandem.step.graph_tokens": step.graph_tokens,
         "tandem.step.executor_queue_s": step.queued_ns / 1e9,
         "tandem.step.forward_s": step.forward_ns / 1e9,
         "tandem.step.sample_s": step.sample_ns / 1e9,
-        "tandem.step.compute_s": (step.total_ns - step.queued_ns) / 1e9,
+        "tandem.step.compute_s": step.compute_ns / 1e9,
         "tandem.step.requests_left_out": step.num_left_out,
         "tandem.step.steps_skipped": step.num_skipped,
     }

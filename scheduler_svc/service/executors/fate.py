@@ -59,7 +59,6 @@ class ExecutorFate:
             self._fail_other_model(state.core, description, now)
             self._use(member, state.core, description, limits, now)
         member.description, member.limits, member.is_serving = description, limits, True
-        member.session_epoch = event.session_epoch
         self._members.newest = member
         state.description = description
         self._tell_model(event)

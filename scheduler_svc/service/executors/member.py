@@ -23,7 +23,6 @@ class Member:
         description: Description of the newest session's executor; None before the first.
         limits: Engine limits in force with that executor.
         is_serving: True from the opening of a session that can be used to the loss of it.
-        session_epoch: Number of the newest session, issued by its executor; 0 before the first.
         command_step: Step id of a suspension or resumption in flight; None without any.
         device_memory_bytes: Device memory in use at the latest step.
         num_steps: Number of steps with an applied result since the start.
@@ -51,7 +50,6 @@ class Member:
         "num_steps",
         "port",
         "session",
-        "session_epoch",
     )
 
     def __init__(self, address: str, link: ExecutorLink, session: ExecutorSession) -> None:
@@ -62,7 +60,6 @@ class Member:
         self.description: ExecutorDescription | None = None
         self.limits: EngineConfig | None = None
         self.is_serving = False
-        self.session_epoch = 0
         self.command_step: int | None = None
         self.device_memory_bytes = 0
         self.num_steps = 0

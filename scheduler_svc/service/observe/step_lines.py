@@ -87,7 +87,7 @@ def step_line(
     """
     timings, stats, max_requests = result.timings, load.stats, load.max_requests
     num_active = stats.running_requests - stats.paused_requests
-    step_ms = (timings.total_ns - timings.queued_ns) / 1e6
+    step_ms = timings.compute_ns / 1e6
     blocks = f"a {stats.used_blocks}/{stats.total_blocks}"
     text = (
         f"* rank 0 | step {step} | {time_of_day} ... time: {step_ms:.3f} ms "

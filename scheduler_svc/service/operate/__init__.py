@@ -1,1 +1,1 @@
-"""Queries of operators: readings and commands."""
+"""Queries that come through frontends, and those of them that command something."""

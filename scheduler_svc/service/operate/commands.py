@@ -57,8 +57,8 @@ class Commands:
                 field="request_id",
             )
         tenant = _tenant_of(request_id, core) if wanted.tenant is None else wanted.tenant
-        ids = core.end_request(request_id, FinishReason.CANCELLED, now, tenant=tenant)
-        _log.info("request_aborted", **ids, tenant=tenant)
+        ended = core.end_request(request_id, FinishReason.CANCELLED, now, tenant=tenant)
+        _log.info("request_aborted", **ended.log_ids, tenant=tenant)
         return AbortResult()
 
     def flush(self, _argument: bytes, _now: float) -> FlushResult:

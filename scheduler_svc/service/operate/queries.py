@@ -1,4 +1,4 @@
-"""Queries about the whole service, which operators send through a frontend."""
+"""Queries about the whole service, which frontends send for operators and for themselves."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ import msgspec
 from scheduler_svc.config.settings import LoadedSettings
 from scheduler_svc.ipc.messages import Query, Reply
 from scheduler_svc.ipc.snapshot import ExecutorList, Noted, encode_json
-from scheduler_svc.service.drain import Drain
-from scheduler_svc.service.executors.members import Members
-from scheduler_svc.service.executors.operations import ExecutorOperations
-from scheduler_svc.service.observe.metrics import CoreMetrics
 from scheduler_svc.service.observe.readings import Readings
 from scheduler_svc.service.operate.commands import Commands
 from scheduler_svc.service.operate.pending import Pending
@@ -36,19 +32,16 @@ class Queries:
         self,
         loaded: LoadedSettings,
         state: ServiceState,
-        members: Members,
-        *,
-        metrics: CoreMetrics,
         publisher: Publisher,
-        drain: Drain,
-        operations: ExecutorOperations,
+        readings: Readings,
+        commands: Commands,
     ) -> None:
         self._state = state
         self._publisher = publisher
         self._waiting: list[tuple[int, int, Pending]] = []
         """Number of the frontend and id of each query that is not answered yet, and its answer."""
-        readings = self._readings = Readings(loaded, state, members, metrics, publisher)
-        commands = self._commands = Commands(state, members, drain, operations)
+        self._readings = readings
+        self._commands = commands
         self._answers: dict[str, _Answer] = {
             "stats": lambda _, now: readings.stats(now),
             "metrics": lambda _, now: readings.metrics(now),

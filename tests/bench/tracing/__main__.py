@@ -22,12 +22,12 @@ from scheduler_svc.core.request.events import ProgressKind
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.frontend.tracing.exporting import open_exporter
 from scheduler_svc.frontend.tracing.request_spans import RequestTracer
-from scheduler_svc.ipc.messages import StepTraced, StreamProgress
+from scheduler_svc.ipc.messages import StreamProgress
 from tandem.inference.v1 import stream_pb2
 from tandem.inference.v1.inference_service_pb2 import GenerateRequest
 from tests.bench.machine import machine
 from tests.otlp_collector import PARENT, TRACE, TRACEPARENT, UNSAMPLED, running_collector
-from tests.scheduler_svc.frontend.fake_core import ended
+from tests.scheduler_svc.frontend.fake_core import ended, step_span
 from tests.waiting import wait_until
 
 RPC = "tandem.inference.v1.InferenceService/Generate"
@@ -59,27 +59,8 @@ def trace_one(tracer: RequestTracer, traceparent: str) -> None:
 
 def trace_step(tracer: RequestTracer, num_links: int) -> None:
     """Make the span of one step."""
-    now_s = time.monotonic()
-    step = StepTraced(
-        step_id=1,
-        session_epoch=1,
-        boot_id="boot",
-        executor="127.0.0.1:50061",
-        sent_s=now_s,
-        applied_s=now_s,
-        num_prefills=0,
-        num_decodes=num_links,
-        prefill_tokens=0,
-        decode_tokens=num_links,
-        graph_tokens=num_links,
-        queued_ns=1,
-        forward_ns=1,
-        sample_ns=1,
-        total_ns=3,
-        links=((TRACE, PARENT),) * num_links,
-        num_left_out=0,
-        num_skipped=0,
-    )
+    links = ((TRACE, PARENT),) * num_links
+    step = step_span(links, num_prefills=0, num_decodes=num_links, graph_tokens=num_links)
     tracer.steps.note(step)
 
 

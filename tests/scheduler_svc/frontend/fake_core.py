@@ -25,6 +25,7 @@ from scheduler_svc.ipc.messages import (
     Query,
     Refused,
     Reply,
+    StepSpan,
     StreamEnd,
     StreamLogprobs,
     StreamProgress,
@@ -184,6 +185,30 @@ def update(
         progress=() if progress is None else (progress,),
         logprobs=logprobs,
     )
+
+
+def step_span(links: tuple[tuple[str, str], ...], **changes: object) -> StepSpan:
+    """A step that took a quarter of a second until now, with links to spans of requests."""
+    now_s = time.monotonic()
+    values = {
+        "step_id": 41,
+        "session_epoch": 3,
+        "boot_id": "boot-1",
+        "executor": "10.0.0.7:50061",
+        "sent_s": now_s - 0.25,
+        "applied_s": now_s,
+        "num_prefills": 1,
+        "num_decodes": 2,
+        "prefill_tokens": 7,
+        "graph_tokens": 0,
+        "queued_ns": 1_000_000,
+        "forward_ns": 1_500_000,
+        "sample_ns": 500_000,
+        "compute_ns": 2_000_000,
+        "num_left_out": 5,
+        "num_skipped": 0,
+    }
+    return StepSpan(links=links, **{**values, **changes})
 
 
 def logprobs_of(

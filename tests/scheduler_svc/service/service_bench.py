@@ -31,7 +31,7 @@ from scheduler_svc.ipc.messages import (
     Query,
     Refused,
     Reply,
-    StepTraced,
+    StepSpan,
     StreamEnd,
     StreamProgress,
     Submit,
@@ -116,7 +116,7 @@ class FakeFrontend:
         self.replies: dict[int, Reply] = {}
         self.models: list[Model] = []
         self.availabilities: list[Availability] = []
-        self.steps: list[StepTraced] = []
+        self.steps: list[StepSpan] = []
         self.num_updates = 0
         self._num_choices: dict[int, int] = {}
         self._query_ids = itertools.count(1)
@@ -184,7 +184,7 @@ class FakeFrontend:
                 self.models.append(message)
             case Availability():
                 self.availabilities.append(message)
-            case StepTraced():
+            case StepSpan():
                 self.steps.append(message)
             case Update():
                 self._update(message)

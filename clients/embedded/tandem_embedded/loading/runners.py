@@ -236,7 +236,7 @@ def _runner(
         batch_invariant=settings.batch_invariant,
         static_rows=static_rows(model, config),
         graph_plan=graph_plan,
-        hook=call and LogitsHook(call=call, types=settings.metadata.types),
+        hook=None if call is None else LogitsHook(call=call, types=settings.metadata.types),
     )
     if is_gpu:
         runner.warm_up()

@@ -88,6 +88,7 @@ class StepMetrics:
             else:
                 self._writer.log(numbers)
         except Exception as error:  # noqa: BLE001  # of the user's object, whatever it raises
+            # It may be a writer that a training loop has closed: nothing is written any more.
             _log.warning("metrics_writer_failed", error=repr(error), step=self._num_steps)
             self._writer = None
 

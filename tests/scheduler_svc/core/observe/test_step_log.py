@@ -91,14 +91,14 @@ class TestTexts:
         """
         The first preemption and then one in fifty warns, so that a crowded log can still be read.
         """
-        line = preemption_line("r1", "recompute", count)
+        line = preemption_line({"request_id": "r1"}, "recompute", count)
         assert warns is (line is not None)
 
     def test_the_preemption_warning_holds_the_sentence_of_the_source(self):
         """
         The warning says what happens, what it costs, what to change and how often it happened.
         """
-        text = preemption_line("r1", "recompute", 50).text
+        text = preemption_line({"request_id": "r1"}, "recompute", 50).text
         assert (
             "there is not enough KV cache space. This can affect the end-to-end performance."
         ) in text

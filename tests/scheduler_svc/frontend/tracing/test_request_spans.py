@@ -14,7 +14,7 @@ from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.frontend.tracing import request_spans
 from scheduler_svc.frontend.tracing.exporting import SpanCounts
 from scheduler_svc.frontend.tracing.request_spans import RequestTrace, RequestTracer
-from scheduler_svc.ipc.messages import Accepted, Availability, StepTraced, StreamProgress
+from scheduler_svc.ipc.messages import Accepted, Availability, StreamProgress
 from tandem.errors import ExecutorLost
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tests.otlp_collector import PARENT, TRACE, TRACEPARENT, UNSAMPLED, running_collector, values_of
@@ -24,6 +24,7 @@ from tests.scheduler_svc.frontend.fake_core import (
     model,
     running_frontend,
     serve,
+    step_span,
     until,
     update,
     within,
@@ -61,30 +62,6 @@ async def finish(core, *, num_tokens: int = 2) -> None:
 async def progress(core, submit, kind: ProgressKind, value: int) -> None:
     news = StreamProgress(submit.stream_id, int(kind), value)
     await core.send(update(submit.stream_id, 0, [], progress=news))
-
-
-def step_traced(links: tuple[tuple[str, str], ...]) -> StepTraced:
-    now_s = time.monotonic()
-    return StepTraced(
-        step_id=41,
-        session_epoch=3,
-        boot_id="boot-1",
-        executor="10.0.0.7:50061",
-        sent_s=now_s - 0.25,
-        applied_s=now_s,
-        num_prefills=1,
-        num_decodes=2,
-        prefill_tokens=7,
-        decode_tokens=2,
-        graph_tokens=0,
-        queued_ns=1_000_000,
-        forward_ns=1_500_000,
-        sample_ns=500_000,
-        total_ns=3_000_000,
-        links=links,
-        num_left_out=5,
-        num_skipped=0,
-    )
 
 
 def seconds(span: Span) -> float:
@@ -248,7 +225,7 @@ class TestSteps:
             call = stub_of(frontend).Generate(pb.GenerateRequest(**REQUEST), metadata=METADATA)
             submit = await within(frontend.core.submits.get())
             await frontend.core.send(Accepted(submit.stream_id))
-            await frontend.core.send(step_traced(((submit.trace_id, submit.span_id),)))
+            await frontend.core.send(step_span(((submit.trace_id, submit.span_id),)))
             end = ended(submit.stream_id, MAX_TOKENS, 1)
             await frontend.core.send(update(submit.stream_id, 0, [40], end=end))
             await rest_of(call)
@@ -269,7 +246,6 @@ class TestSteps:
             "tandem.session_epoch": 3,
             "tandem.executor.address": "10.0.0.7:50061",
             "tandem.step.prefill_rows": 1,
-            "tandem.step.decode_tokens": 2,
             "tandem.step.mode": "eager",
             "tandem.step.compute_s": 0.002,
             "tandem.step.requests_left_out": 5,

@@ -7,7 +7,7 @@ import sys
 
 import structlog
 
-from scheduler_svc.service.observe import step_traces
+from scheduler_svc.service.observe import traced_requests
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -29,15 +29,9 @@ class TestTracedSteps:
         frontend.submit(2, [5, 6], 4)
         bench.until(lambda: len(frontend.ended) == 2)
         first, *later = frontend.steps
-        assert (2, 0, 5, 0) == (
-            first.num_prefills,
-            first.num_decodes,
-            first.prefill_tokens,
-            first.decode_tokens,
-        )
-        assert {(0, 2, 0, 2)} == {
-            (one.num_prefills, one.num_decodes, one.prefill_tokens, one.decode_tokens)
-            for one in later
+        assert (2, 0, 5) == (first.num_prefills, first.num_decodes, first.prefill_tokens)
+        assert {(0, 2, 0)} == {
+            (one.num_prefills, one.num_decodes, one.prefill_tokens) for one in later
         }
         assert [*range(first.step_id, first.step_id + 4)] == [one.step_id for one in frontend.steps]
         assert {((TRACE, f"{1:016x}"),)} == {one.links for one in frontend.steps}
@@ -79,7 +73,7 @@ class TestTracedSteps:
         A step with more traced requests than links counts those left out; the choices of one
         request have one link.
         """
-        monkeypatch.setattr(step_traces, "MAX_LINKS", 2)
+        monkeypatch.setattr(traced_requests, "MAX_LINKS", 2)
         bench = make_bench()
         bench.link.boot("boot-1")
         frontend = bench.frontend()

@@ -1,9 +1,10 @@
 """
-Steps whose spans are recorded: those that compute a traced request, at most so many in a second.
+Live requests whose spans are recorded, and the steps that compute them, whose spans link to these.
 
 The process of the core makes no span, and loads no OpenTelemetry: it tells a step to one of the
-frontends whose requests it computed, which makes the span. While no traced request runs, a step
-costs one look at an empty set.
+frontends whose requests it computed, which makes the span. While no traced request has begun to
+run, a step costs one test of an empty set; while some have, and the bound on spans allows one, also
+a search of its rows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TypeAlias
 from scheduler_svc.core.executor_port import ExecutorPort
 from scheduler_svc.core.request.events import Progress, ProgressKind
 from scheduler_svc.core.slots.step_rows import StepRows
-from scheduler_svc.ipc.messages import StepTraced, Submit
+from scheduler_svc.ipc.messages import StepSpan, Submit
 from scheduler_svc.service.executors.member import Member
 from scheduler_svc.service.publisher import frontend_of
 from tandem.link.results import StepResult
@@ -27,7 +28,7 @@ Most requests that the span of one step names, which is also what OpenTelemetry'
 by default.
 """
 
-_Span: TypeAlias = tuple[str, str]
+_SpanIds: TypeAlias = tuple[str, str]
 """Trace id and span id of a request."""
 
 
@@ -41,23 +42,24 @@ class TracedStep:
         rows: All that the step computes.
         links: Spans of the traced requests in it, at most `MAX_LINKS`.
         num_left_out: Traced requests that have no link.
-        num_skipped: Steps since the one before that was told, while a traced request ran.
+        num_skipped: Steps since the one before that was told, which the bound left without a span,
+            whether they computed a traced request or not.
     """
 
     frontend: int
     rows: StepRows
-    links: tuple[_Span, ...]
+    links: tuple[_SpanIds, ...]
     num_left_out: int
     num_skipped: int
 
-    def told(
+    def message(
         self, member: Member, result: StepResult, *, sent_s: float, applied_s: float
-    ) -> StepTraced:
+    ) -> StepSpan:
         """Return the message for the frontend, once the result was applied."""
         rows, timings = self.rows, result.timings
-        return StepTraced(
+        return StepSpan(
             step_id=result.step_id,
-            session_epoch=member.session_epoch,
+            session_epoch=member.session.epoch,
             boot_id=result.boot_id,
             executor=member.address,
             sent_s=sent_s,
@@ -65,19 +67,18 @@ class TracedStep:
             num_prefills=rows.num_prefills,
             num_decodes=rows.num_decodes,
             prefill_tokens=rows.prefill_tokens,
-            decode_tokens=rows.num_decodes,
             graph_tokens=result.graph,
             queued_ns=timings.queued_ns,
             forward_ns=timings.forward_ns,
             sample_ns=timings.sample_ns,
-            total_ns=timings.total_ns,
+            compute_ns=timings.compute_ns,
             links=self.links,
             num_left_out=self.num_left_out,
             num_skipped=self.num_skipped,
         )
 
 
-class StepTraces:
+class TracedRequests:
     """Live requests whose spans are recorded, and how many steps may be told. Owned by the loop."""
 
     def __init__(self, per_s: int) -> None:
@@ -87,7 +88,7 @@ class StepTraces:
                 pause. 0 tells none.
         """
         self._per_s = per_s
-        self._spans: dict[int, _Span] = {}
+        self._spans: dict[int, _SpanIds] = {}
         """Spans of live choices by handle; the choices of a request have one in common."""
         self._running: set[int] = set()
         """Those of them that have run."""
@@ -116,10 +117,11 @@ class StepTraces:
             self._spans.pop(handle, None)
             self._running.discard(handle)
 
-    def look(self, port: ExecutorPort, now: float) -> TracedStep | None:
+    def find(self, port: ExecutorPort, now: float) -> TracedStep | None:
         """
-        Return what is told of the oldest step in flight of an executor, before its result is
-        applied; None where it has no traced request, or enough steps were told.
+        Find what is told of the oldest step in flight of an executor, before its result is applied;
+        None where it has no traced request, or enough steps were told. `note_told` follows once it
+        is told.
         """
         if not self._running:
             return None
@@ -135,12 +137,15 @@ class StepTraces:
         if not handles:
             return None
         spans = dict.fromkeys(self._spans[one] for one in handles)
-        num_skipped, self._num_skipped = self._num_skipped, 0
-        self._num_left -= 1.0
         return TracedStep(
             frontend=frontend_of(handles[0]),
             rows=rows,
             links=tuple(islice(spans, MAX_LINKS)),
             num_left_out=max(len(spans) - MAX_LINKS, 0),
-            num_skipped=num_skipped,
+            num_skipped=self._num_skipped,
         )
+
+    def note_told(self) -> None:
+        """Count a step that was told."""
+        self._num_skipped = 0
+        self._num_left -= 1.0
