@@ -45,9 +45,11 @@ class Screen:
         self.side, self._terminal = pty.openpty()
         self.before = termios.tcgetattr(self._terminal)
         flags = ["top", "--interval-s", "0.1", "--admin-address", address]
+        # Signals are obeyed, though these tests may run under nohup.
         # A session's first process that opens a terminal has it as its own, as a shell's would.
         start = (
-            "import os, sys; os.close(os.open(os.ttyname(0), os.O_RDWR)); "
+            "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+            "os.close(os.open(os.ttyname(0), os.O_RDWR)); "
             + ("" if reads else "os.close(0); ")
             + "os.execv(sys.executable, [sys.executable, '-m', 'tandem_client', *sys.argv[1:]])"
         )
