@@ -17,6 +17,7 @@ PACKAGES = {
     "kernels": "kernels",
     "tandem_client": "clients/python/tandem_client",
     "tandem_embedded": "clients/embedded/tandem_embedded",
+    "tandem_bench": "clients/bench/tandem_bench",
 }
 
 
@@ -67,6 +68,8 @@ class TestImportRules:
             ("tandem_client/__init__.py", "import tandem.settings.schema"),
             ("tandem_client/__init__.py", "import executor_svc"),
             ("tandem_client/__init__.py", "import tandem.http_server.process"),
+            ("tandem/errors.py", "import tandem.http_server.settings"),
+            ("tandem_bench/__init__.py", "import tandem.http_server.process"),
         ],
         ids=lambda value: value.removeprefix("import ").replace("/", "."),
     )

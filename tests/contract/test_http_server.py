@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -29,6 +31,7 @@ from tests.waiting import wait_until
 
 FILES = SERVER_FILES | {"scheduler-ca": "", "scheduler-cert": "", "scheduler-key": ""}
 SERVER = """
+import asyncio
 import sys
 from pathlib import Path
 from tandem.http_server.process import HttpLimits, serve
@@ -41,8 +44,11 @@ async def app(scope, receive, send):
             await send({"type": f"{message['type']}.complete"})
         await send({"type": "lifespan.shutdown.complete"})
         return
-    await send({"type": "http.response.start", "status": 204, "headers": []})
-    await send({"type": "http.response.body"})
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    is_endless = scope["path"] == "/endless"
+    await send({"type": "http.response.body", "body": b"yes", "more_body": is_endless})
+    if is_endless:
+        await asyncio.Event().wait()
 
 async def end_streams():
     print("streams end", flush=True)
@@ -144,6 +150,23 @@ class TestNewestCredentials:
         assert newest() is newest()
 
 
+def start(path: Path) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    """Start a server that writes this ready file; return its process, and what it has written."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+    )
+    try:
+        wait_until(path.exists, "the ready file")
+    except AssertionError:
+        process.kill()
+        raise
+    return process, json.loads(path.read_text())
+
+
 class TestServe:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_server_tells_its_address_serves_and_ends_well_on_a_signal(self, tmp_path, number):
@@ -151,21 +174,31 @@ class TestServe:
         The ready file is there before the address is told; a signal ends streams first, then the process, with 0.
         """
         path = tmp_path / "ready.json"
-        process = subprocess.Popen(
-            [sys.executable, "-c", SERVER, str(path)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ,
-        )
+        process, ready = start(path)
         try:
-            wait_until(path.exists, "the ready file")
-            ready = json.loads(path.read_text())
             assert process.pid == ready["pid"]
             with httpx.Client(trust_env=False) as http:
-                assert 204 == http.get(f"http://{ready['address']}/").status_code
+                assert 200 == http.get(f"http://{ready['address']}/").status_code
             process.send_signal(number)
             told, _ = process.communicate(timeout=30)
         finally:
             process.kill()
         assert [f"{ready['address']} True", "streams end"] == told.splitlines()
         assert 0 == process.returncode
+
+    def test_answer_that_does_not_end_is_cut_off_at_the_stop(self, tmp_path):
+        """
+        An answer that goes on after the time of a stop is no fault: the process ends with 0, without a traceback.
+        """
+        process, ready = start(tmp_path / "ready.json")
+        try:
+            with (
+                httpx.Client(trust_env=False) as http,
+                http.stream("GET", f"http://{ready['address']}/endless") as answer,
+            ):
+                assert "yes" == next(answer.iter_text())
+                process.send_signal(signal.SIGTERM)
+                _, said = process.communicate(timeout=30)
+        finally:
+            process.kill()
+        assert (0, False) == (process.returncode, "Traceback" in said), said

@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from tandem.error_codes import PermissionDenied, TandemError, Unauthenticated
 from tandem.http_server.encryption import newest_credentials
@@ -23,7 +24,7 @@ from tandem_console.headers import Guard
 from tandem_console.logins import LoginRefused, check_site, token_of
 from tandem_console.sessions import Sessions
 from tandem_console.settings import Settings
-from tandem_console.watch import Watched
+from tandem_console.watch import WatchState
 
 COOKIE = "tandem_console"
 MAX_STREAMS = 128
@@ -36,6 +37,10 @@ class Console:
     """State that the paths share; made when the server starts, in its event loop."""
 
     def __init__(self, settings: Settings) -> None:
+        """
+        Raises:
+            InvalidConfig: A file of the settings cannot be used.
+        """
         self._settings = settings
         self._credentials = newest_credentials(settings)
         self._sessions: Sessions | None = None
@@ -59,10 +64,10 @@ class Console:
             sweeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await sweeping
-            await self._sessions.close()
+            await self.end_streams()
 
     async def end_streams(self) -> None:
-        """End all sessions, and with them the streams of snapshots."""
+        """End all sessions, and with them the streams of snapshots, as the server is to stop."""
         if self._sessions is not None:
             await self._sessions.close()
 
@@ -120,6 +125,11 @@ class Console:
         return answer
 
     @property
+    def is_local(self) -> bool:
+        """True if only this machine reaches the console."""
+        return not reaches_beyond_this_machine(self._settings.listen)
+
+    @property
     def _in_use(self) -> Sessions:
         assert self._sessions is not None
         return self._sessions
@@ -133,7 +143,7 @@ class Console:
             )
         self._has_warned = True
 
-    def _told(self, state: Watched) -> dict[str, Any]:
+    def _told(self, state: WatchState) -> dict[str, Any]:
         """Return what a page gets of a state."""
         error = state.error
         return {
@@ -147,7 +157,7 @@ class Console:
             else {"reason": error.reason, "message": error.message, "final": state.is_refused},
         }
 
-    async def _streamed(self, snapshots: AsyncGenerator[Watched, None]) -> AsyncIterator[str]:
+    async def _streamed(self, snapshots: AsyncGenerator[WatchState, None]) -> AsyncIterator[str]:
         self._num_streams += 1
         following = asyncio.ensure_future(anext(snapshots, None))
         try:
@@ -170,14 +180,8 @@ class Console:
             await snapshots.aclose()
 
 
-def make_app(settings: Settings) -> Guard:
-    """
-    Return the app for these settings.
-
-    Raises:
-        InvalidConfig: A file of theirs cannot be used.
-    """
-    console = Console(settings)
+def make_app(console: Console) -> ASGIApp:
+    """Return the app of a console."""
     pages = files("tandem_console") / "pages"
     static = [
         Route(
@@ -197,8 +201,7 @@ def make_app(settings: Settings) -> Guard:
         ],
         lifespan=console.lifespan,
     )
-    local_only = not reaches_beyond_this_machine(settings.listen)
-    return Guard(app, local_only=local_only, end_streams=console.end_streams)
+    return Guard(app, local_only=console.is_local)
 
 
 def _serving(content: bytes, media_type: str) -> Any:

@@ -1,9 +1,6 @@
-"""Headers of every answer, the check of the host that a request names, and the end of streams."""
+"""Headers of every answer, and the check of the host that a request names."""
 
 from __future__ import annotations
-
-import asyncio
-from collections.abc import Awaitable, Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
@@ -33,18 +30,9 @@ class Guard:
     would else read a console that asks for no token.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, local_only: bool, end_streams: Callable[[], Awaitable[None]]
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, local_only: bool) -> None:
         self._app = app
         self._local_only = local_only
-        self._end_streams = end_streams
-        self._is_stopping = False
-
-    async def stop(self) -> None:
-        """End the streams that are open, as the server is to stop; others end by themselves."""
-        self._is_stopping = True
-        await self._end_streams()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -63,12 +51,7 @@ class Guard:
         if self._local_only and _host(Headers(scope=scope)) not in LOCAL_HOSTS:
             text = "this console listens on loopback: call it by localhost or 127.0.0.1\n"
             app = PlainTextResponse(text, status_code=MISDIRECTED)
-        try:
-            await app(scope, receive, send_with_headers)
-        except asyncio.CancelledError:
-            # A browser that reads too slowly to hear of the end is cut off; that is no fault.
-            if not self._is_stopping:
-                raise
+        await app(scope, receive, send_with_headers)
 
 
 def _host(headers: Headers) -> str:

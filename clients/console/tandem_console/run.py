@@ -8,7 +8,7 @@ import structlog
 
 from tandem.http_server.process import HttpLimits, serve
 from tandem.process.telemetry import configure_logging, warn_where_unprotected
-from tandem_console.app import make_app
+from tandem_console.app import Console, make_app
 from tandem_console.settings import read_settings
 
 LIMITS = HttpLimits(backlog=256, stop_s=1)
@@ -26,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     settings = read_settings(arguments)
     configure_logging(settings.log_level, settings.log_format)
-    app = make_app(settings)
+    console = Console(settings)
 
     def tell(address: str) -> None:
         _log.info("listening", at=address, scheduler=settings.admin_address)
@@ -37,4 +37,6 @@ def run(arguments: Sequence[str]) -> int:
             is_authenticated=True,
         )
 
-    return serve(app, settings, LIMITS, on_listening=tell, end_streams=app.stop)
+    return serve(
+        make_app(console), settings, LIMITS, on_listening=tell, end_streams=console.end_streams
+    )

@@ -22,7 +22,7 @@ from tandem_console.logins import (
     TooManySessions,
     UnusableToken,
 )
-from tandem_console.watch import Watch
+from tandem_console.watch import ENDED, Watch
 
 IDLE_S = 8 * 3600.0
 """Seconds after its last use at which a session ends."""
@@ -71,14 +71,17 @@ class Sessions:
         self._num_logins = 0
         """Logins that are tried, or wait."""
         self._open: Watch | None = None
+        """The watch without a token; None before its first use."""
+        self._is_closed = False
 
     def watch_of(self, cookie: str | None) -> Watch:
         """
         Return the watch of a session; without a valid one, the watch that has no token.
 
         Raises:
-            Unauthenticated: There is no session, and this console asks for one.
+            Unauthenticated: There is no session, and this console asks for one; or it stops.
         """
+        self._check_open()
         if cookie is not None and self.has(cookie):
             watch = self._sessions[_hash(cookie)]
             watch.used_s = self._clock()
@@ -108,6 +111,7 @@ class Sessions:
             watch = self._watch(token)
             try:
                 await self._check(watch)
+                self._check_open()
                 gone = self._make_room()
             except (LoginRefused, TandemError, asyncio.CancelledError) as error:
                 await watch.close()
@@ -139,11 +143,19 @@ class Sessions:
             await one.close()
 
     async def close(self) -> None:
-        """End all sessions."""
+        """End all sessions, and refuse further ones; a second time it does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         watches = list(self._sessions.values())
         self._sessions.clear()
         for watch in [*watches, *([] if self._open is None else [self._open])]:
             await watch.close()
+
+    def _check_open(self) -> None:
+        """Raise an error once the sessions were closed: nothing would close another watch."""
+        if self._is_closed:
+            raise Unauthenticated(ENDED)
 
     def _watch(self, token: str) -> Watch:
         options = replace(self._options(), api_key=token)  # an empty token: calls have none

@@ -31,7 +31,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class WatchState:
     """
     Newest view of the scheduler, and the failure of the newest snapshot if it failed.
 
@@ -70,7 +70,7 @@ class Watch:
         self._interval_s = interval_s
         self._clock = clock
         self._history: SnapshotHistory | None = None
-        self._state = Watched()
+        self._state = WatchState()
         self._old = 0
         """Number of the last snapshot of an earlier time of polling."""
         self._changed = asyncio.Condition()
@@ -81,13 +81,13 @@ class Watch:
         self.num_streams = 0
         """Streams of snapshots that are open."""
 
-    async def first(self) -> Watched:
+    async def first(self) -> WatchState:
         """Return the newest state; after a time without polling, that of a new snapshot."""
         self._keep_polling()
         is_new = self._state.number > self._old
         return self._state if is_new else await self._after(self._old)
 
-    async def stream(self) -> AsyncGenerator[Watched, None]:
+    async def stream(self) -> AsyncGenerator[WatchState, None]:
         """
         Yield the newest state now and after each snapshot; ends after a refused snapshot and
         after `close`.
@@ -112,7 +112,7 @@ class Watch:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         await self._show(
-            Watched(number=self._state.number + 1, error=Unauthenticated(ENDED), is_refused=True)
+            WatchState(number=self._state.number + 1, error=Unauthenticated(ENDED), is_refused=True)
         )
         await self._admin.close()
 
@@ -126,12 +126,12 @@ class Watch:
             self._old = self._state.number
             self._task = asyncio.create_task(self._poll())
 
-    async def _after(self, number: int) -> Watched:
+    async def _after(self, number: int) -> WatchState:
         async with self._changed:
             await self._changed.wait_for(lambda: self._state.number > number)
             return self._state
 
-    async def _show(self, state: Watched) -> None:
+    async def _show(self, state: WatchState) -> None:
         async with self._changed:
             self._state = state
             self._changed.notify_all()
@@ -146,7 +146,7 @@ class Watch:
                 return
             await asyncio.sleep(self._interval_s)
 
-    async def _take(self) -> Watched:
+    async def _take(self) -> WatchState:
         number = self._state.number + 1
         try:
             snapshot = await take_snapshot_async(self._admin, ANSWER_S)
@@ -160,7 +160,7 @@ class Watch:
                 _log.exception("snapshot_broken")
             self._history = None  # the snapshots before may be what it stumbles over
             return replace(self._state, number=number, error=InternalError(BROKEN))
-        return Watched(number=number, view=view, at_s=time.time())
+        return WatchState(number=number, view=view, at_s=time.time())
 
     def _seen(self, snapshot: Snapshot) -> SnapshotHistory:
         if self._history is None:

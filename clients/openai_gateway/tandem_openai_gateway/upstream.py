@@ -24,12 +24,12 @@ from tandem_client.events import (
     delta_from_proto,
 )
 from tandem_client.many.items import (
-    END,
+    END_OF_REQUESTS,
     ItemFailure,
+    can_be_item,
     failure_of,
-    fits,
     has_too_many,
-    sent,
+    joined_requests,
 )
 from tandem_client.model import Model, PromptTokens, model_from_proto, tokens_from_proto
 from tandem_client.request import build_request, detokenize_request
@@ -39,7 +39,7 @@ from tandem_client.streams.prompt import joined_prompt
 from tandem_client.streams.retry import RetryPolicy, is_transient
 
 __all__ = [
-    "END",
+    "END_OF_REQUESTS",
     "Delta",
     "Done",
     "Event",
@@ -55,17 +55,17 @@ __all__ = [
     "Started",
     "TokenLogprobs",
     "Usage",
+    "can_be_item",
     "delta_from_proto",
     "detokenize_request",
     "failure_of",
-    "fits",
     "generate_request",
     "has_too_many",
     "is_transient",
     "joined_prompt",
+    "joined_requests",
     "model_from_proto",
     "progress_of",
-    "sent",
     "tokenize_request",
     "tokens_from_proto",
 ]

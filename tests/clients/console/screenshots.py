@@ -48,7 +48,9 @@ FIELDS = """
     return [...document.querySelectorAll("[data-field]")].map(
       (one) => [one.dataset.field, one.dataset.value, one.textContent]);
 """
-LOOK = "return document.body.dataset.snapshot ? Number(document.body.dataset.snapshot) : 0;"
+SNAPSHOT_NUMBER = (
+    "return document.body.dataset.snapshot ? Number(document.body.dataset.snapshot) : 0;"
+)
 
 
 def metric_names() -> dict[str, str]:
@@ -99,8 +101,8 @@ def poll_for(cluster: Cluster, seconds: float) -> SnapshotHistory:
 
 def next_snapshot(page: Browser) -> None:
     """Wait until the page shows a snapshot that began after now."""
-    seen = page.run(LOOK)
-    wait_until(lambda: page.run(LOOK) > seen + 1, "two more snapshots on the page")
+    seen = page.run(SNAPSHOT_NUMBER)
+    wait_until(lambda: page.run(SNAPSHOT_NUMBER) > seen + 1, "two more snapshots on the page")
 
 
 def save_top(history: SnapshotHistory) -> None:

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from tandem.error_codes import PermissionDenied
 from tandem_client import Stats
-from tandem_console.app import COOKIE, make_app
+from tandem_console.app import COOKIE, Console, make_app
 from tandem_console.headers import HEADERS
 from tandem_console.logins import MAX_LOGIN_BYTES, TooManyLogins
 from tandem_console.settings import Settings
@@ -112,13 +112,13 @@ class TestHost:
         """
         A console that listens beyond loopback does not know the names that it has there.
         """
-        app = make_app(Settings(admin_address=server.address, listen="0.0.0.0:8081"))
+        app = make_app(Console(Settings(admin_address=server.address, listen="0.0.0.0:8081")))
         with TestClient(app, base_url="http://console.example") as client:
             assert 200 == client.get("/snapshot").status_code
 
 
-class TestSnapshotHistory:
-    def test_look_has_the_numbers_of_the_server(self, http):
+class TestSnapshots:
+    def test_snapshot_has_the_numbers_of_the_server(self, http):
         """
         A snapshot has every field of GetStats, the requests, and no text of them.
         """

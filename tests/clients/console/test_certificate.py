@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 from structlog.testing import capture_logs
 
-from tandem_console.app import make_app
+from tandem_console.app import Console, make_app
 from tandem_console.settings import Settings
 from tests.certificates import Authority
 from tests.clients.console.serving import console
@@ -87,7 +87,7 @@ class TestWarning:
         A console that other machines reach, of a scheduler that asks for no token, warns at its first snapshot.
         """
         server.seen.operator_token = token
-        app = make_app(Settings(admin_address=server.address, listen="0.0.0.0:8081"))
+        app = make_app(Console(Settings(admin_address=server.address, listen="0.0.0.0:8081")))
         with capture_logs() as logged, TestClient(app, base_url="http://console.example") as client:
             for _ in range(2):
                 client.get("/snapshot")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.programs import is_missing
 
-LOOK = {"status": 200, "body": {"error": None, "view": None, "logged_in": True, "at_s": 0}}
+SNAPSHOT = {"status": 200, "body": {"error": None, "view": None, "logged_in": True, "at_s": 0}}
 ENDED = {"error": {"reason": "UNAUTHENTICATED", "message": "this session has ended", "final": True}}
 REFUSED = {"status": 401, "body": {"error": {"reason": "UNAUTHENTICATED", "message": "no token"}}}
 HTML = {"status": 502, "body": None}
@@ -92,7 +92,7 @@ def test_page_asks_again_after_an_answer_that_is_no_snapshot(play):
     """
     An error page of a proxy is shown as trouble, and the page asks until it gets a snapshot.
     """
-    first, second, third = play([HTML, HTML, LOOK], [{"timer": True}, {"timer": True}])
+    first, second, third = play([HTML, HTML, SNAPSHOT], [{"timer": True}, {"timer": True}])
     assert first["trouble"].startswith("Reconnecting")
     assert [1, 1, 0] == [one["timers"] for one in (first, second, third)]
     assert ("", 3, 1) == (third["trouble"], third["asked"], third["streams"])
@@ -102,7 +102,7 @@ def test_page_follows_again_after_a_stream_that_was_refused(play):
     """
     A browser gives up a stream whose answer is not 200; the page then begins anew.
     """
-    _, closed, again = play([LOOK], [{"state": CLOSED}, {"timer": True}])
+    _, closed, again = play([SNAPSHOT], [{"state": CLOSED}, {"timer": True}])
     assert (True, 1) == (closed["trouble"].startswith("Reconnecting"), closed["timers"])
     assert ("", 2, 2) == (again["trouble"], again["asked"], again["streams"])
 
@@ -111,17 +111,17 @@ def test_browser_that_reconnects_by_itself_is_left_alone(play):
     """
     While the browser connects again the page says so, and opens no second stream.
     """
-    _, lost = play([LOOK], [{"state": CONNECTING}])
+    _, lost = play([SNAPSHOT], [{"state": CONNECTING}])
     assert (True, 0) == (lost["trouble"].startswith("Reconnecting"), lost["timers"])
 
 
 @pytest.mark.parametrize(
-    ("answer", "asks_for_token", "num_streams"), [(LOOK, False, 2), (REFUSED, True, 1)]
+    ("answer", "asks_for_token", "num_streams"), [(SNAPSHOT, False, 2), (REFUSED, True, 1)]
 )
 def test_page_whose_session_ended_looks_for_another(play, answer, asks_for_token, num_streams):
     """
     After a login in another page the browser has a new session, which the page follows; else it asks for a token.
     """
-    _, after = play([LOOK, answer], [{"snapshot": ENDED}])
+    _, after = play([SNAPSHOT, answer], [{"snapshot": ENDED}])
     assert (asks_for_token, num_streams) == (after["login"], after["streams"])
     assert ("no token" if asks_for_token else "") == after["refusal"]

@@ -56,6 +56,16 @@ class TestSessions:
         assert watch is not sessions.watch_of(cookie)
         assert sessions.watch_of(None) is sessions.watch_of(cookie)
 
+    async def test_closed_sessions_refuse_further_ones(self, sessions):
+        """
+        Once all were closed a browser gets no watch and no session, since nothing would end it.
+        """
+        await sessions.close()
+        with pytest.raises(Unauthenticated):
+            sessions.watch_of(None)
+        with pytest.raises(Unauthenticated):
+            await sessions.log_in("token")
+
     async def test_full_house_drops_the_session_idle_longest(self, sessions, clock, monkeypatch):
         """
         With all places taken, the session that was idle longest ends, unless it has an open page.

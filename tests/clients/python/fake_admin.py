@@ -184,7 +184,7 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
         if not self._seen.answers_polls.is_set():
             await asyncio.to_thread(self._seen.answers_polls.wait, LONGEST_ANSWER_S)
         self._seen.num_polls += 1
-        snapshots = self._seen.num_polls
+        polls = self._seen.num_polls
         return stats_pb2.GetStatsResponse(
             running_requests=2,
             used_blocks=5,
@@ -192,15 +192,15 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
             free_blocks=1,
             total_blocks=9,
             token_usage=5 / 9,
-            uptime_s=1.5 * snapshots,
-            prefix_cache_lookup_tokens=200 * snapshots,
-            prefix_cache_hit_tokens=50 * snapshots,
-            output_tokens=300 * snapshots,
-            prefill_tokens=1_500 * snapshots,
-            first_tokens=2 * snapshots,
-            time_to_first_token_s=0.25 * snapshots,
-            next_tokens=100 * snapshots,
-            inter_token_s=1.25 * snapshots,
+            uptime_s=1.5 * polls,
+            prefix_cache_lookup_tokens=200 * polls,
+            prefix_cache_hit_tokens=50 * polls,
+            output_tokens=300 * polls,
+            prefill_tokens=1_500 * polls,
+            first_tokens=2 * polls,
+            time_to_first_token_s=0.25 * polls,
+            next_tokens=100 * polls,
+            inter_token_s=1.25 * polls,
             model=self._seen.model,
             dtype="float32",
             max_model_len=512,
@@ -209,23 +209,23 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
             refused_by_limit={"max_num_seqs": 6},
             schedule_policy="lpm",
             executor_refusal=self._seen.executor_refusal,
-            steps=200 * snapshots,
-            graph_steps=150 * snapshots,
-            executor_queued_s=0.1 * snapshots,
-            executor_forward_s=1.0 * snapshots,
-            executor_sample_s=0.25 * snapshots,
+            steps=200 * polls,
+            graph_steps=150 * polls,
+            executor_queued_s=0.1 * polls,
+            executor_forward_s=1.0 * polls,
+            executor_sample_s=0.25 * polls,
         )
 
     async def GetActivity(self, request, context):  # noqa: N802  # the rpc's name
         if not self._seen.tells_activity:
             await context.abort_with_status(to_grpc_status(Unimplemented("no such method")))
         self._seen.num_steps_asked.append(request.max_steps)
-        snapshots = self._seen.num_polls
+        polls = self._seen.num_polls
         gained = activity_pb2.Histogram()
         gained.CopyFrom(FIRST_TOKENS)
-        gained.counts[:] = [count * snapshots for count in FIRST_TOKENS.counts]
+        gained.counts[:] = [count * polls for count in FIRST_TOKENS.counts]
         return activity_pb2.GetActivityResponse(
-            uptime_s=1.5 * snapshots, histograms=[gained], steps=STEPS, faults=FAULTS
+            uptime_s=1.5 * polls, histograms=[gained], steps=STEPS, faults=FAULTS
         )
 
     async def Drain(self, request, context):  # noqa: N802  # the rpc's name

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tandem.errors import InvalidConfig
 from tandem.process.ready_file import write_ready_file
+
+
+def write_in_turn(path, addresses):
+    """Write files with one address and the other many times."""
+    for number in range(300):
+        write_ready_file(path, {"address": addresses[number % len(addresses)]})
+
+
+def read(path):
+    """Return the address in a file; raises an error if it is not whole."""
+    return json.loads(path.read_text())["address"]
 
 
 class TestWriteReadyFile:
@@ -28,25 +39,26 @@ class TestWriteReadyFile:
         """
         While the file is replaced again and again, every read finds one of its contents whole.
         """
-        path, is_over = tmp_path / "ready.json", threading.Event()
+        path = tmp_path / "ready.json"
         addresses = ["a" * 10_000, "b"]
         write_ready_file(path, {"address": addresses[0]})
-
-        def read():
-            while not is_over.is_set():
-                seen.add(json.loads(path.read_text())["address"])
-
-        seen = set()
-        reader = threading.Thread(target=read)
-        reader.start()
-        try:
-            for number in range(300):
-                write_ready_file(path, {"address": addresses[number % 2]})
-        finally:
-            is_over.set()
-            reader.join()
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(write_in_turn, path, addresses)
+            seen = {read(path)}
+            while not writing.done():
+                seen.add(read(path))
+            writing.result()
         assert seen <= set(addresses)
-        assert seen
+
+    def test_file_that_cannot_be_replaced_leaves_no_other(self, tmp_path):
+        """
+        The unfinished file goes when it cannot take its place.
+        """
+        path = tmp_path / "folder"
+        path.mkdir()
+        with pytest.raises(InvalidConfig):
+            write_ready_file(path, {"address": "127.0.0.1:7"})
+        assert [path] == list(tmp_path.iterdir())
 
     @pytest.mark.parametrize("place", ["none/ready.json", "file/ready.json", "folder"])
     def test_place_that_cannot_be_written_is_named(self, tmp_path, place):

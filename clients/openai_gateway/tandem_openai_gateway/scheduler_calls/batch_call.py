@@ -12,7 +12,14 @@ import grpc.aio
 from tandem.inference.v1 import batch_pb2
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem_openai_gateway.scheduler_calls.item_call import ItemCall
-from tandem_openai_gateway.upstream import END, ItemFailure, failure_of, fits, has_too_many, sent
+from tandem_openai_gateway.upstream import (
+    END_OF_REQUESTS,
+    ItemFailure,
+    can_be_item,
+    failure_of,
+    has_too_many,
+    joined_requests,
+)
 
 STATUS_LOST = "Internal error from Core"
 """
@@ -54,7 +61,7 @@ class BatchCall:
         self._items: dict[int, ItemCall] = {}
         self._last_number = 0
         self._waiting: asyncio.Queue[inference.GenerateBatchRequest] = asyncio.Queue()
-        self._call = start(sent(self._waiting))
+        self._call = start(joined_requests(self._waiting))
         self._reading = asyncio.create_task(self._read(), name="read batch")
 
     def add(self, request: inference.GenerateRequest, start_alone: Callable[[], Any]) -> ItemCall:
@@ -143,7 +150,7 @@ class BatchCall:
     def _shut(self) -> None:
         """Take no more items; gRPC's task that waits for requests finds that none come."""
         self.is_open = False
-        self._waiting.put_nowait(END)
+        self._waiting.put_nowait(END_OF_REQUESTS)
         self._on_closed(self)
 
 
@@ -167,7 +174,7 @@ class BatchCalls:
         def start_alone() -> Any:
             return self._stub.Generate(request, metadata=metadata)
 
-        if not self._is_known or not fits(request):
+        if not self._is_known or not can_be_item(request):
             return start_alone()
         batch = self._open.get(metadata)
         if batch is None:

@@ -56,7 +56,10 @@ class StepSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault, or equal ones in a row; tandem.admin.v1.Fault tells what each field means."""
+    """
+    One fault, or several of one kind, place and reason; tandem.admin.v1.Fault tells what each field
+    means.
+    """
 
     kind: FaultKind
     at_s: float
@@ -72,7 +75,7 @@ class Activity:
     Latencies, steps and faults of late, with times in seconds since the server started.
 
     Attributes:
-        uptime_s: Time of this look.
+        uptime_s: Time of this snapshot.
         histograms: Every histogram of the server's metrics, by its name, as "time_to_first_token".
         steps: The newest steps, oldest first.
         faults: The newest faults, oldest first.

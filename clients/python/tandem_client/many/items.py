@@ -27,7 +27,7 @@ MAX_SHARED_BYTES = 32 << 10
 Largest message to a shared stream, half of the least `max_request_bytes` that a server may set: one
 that is too large ends the stream of all its items. A larger request has a call of its own.
 """
-END = pb.GenerateBatchRequest()
+END_OF_REQUESTS = pb.GenerateBatchRequest()
 """Stands for the end of a stream's messages."""
 _LIMIT = "max_items_in_flight"
 _DETAILS = "grpc-status-details-bin"
@@ -120,29 +120,29 @@ def gather(
         waiting: Messages, which are taken as long as they may be added.
 
     Returns:
-        What was taken and not added: END, or a message that would make this one too large. None if
-        nothing else waits.
+        What was taken and not added: END_OF_REQUESTS, or a message that would make this one too
+        large. None if nothing else waits.
     """
     num_bytes = request.ByteSize()
     for more in waiting:
         num_bytes += more.ByteSize()
-        if more is END or num_bytes > MAX_SHARED_BYTES:
+        if more is END_OF_REQUESTS or num_bytes > MAX_SHARED_BYTES:
             return more
         request.MergeFrom(more)
     return None
 
 
-async def sent(
+async def joined_requests(
     waiting: asyncio.Queue[pb.GenerateBatchRequest],
 ) -> AsyncIterator[pb.GenerateBatchRequest]:
-    """Yield the messages of a queue until END, those that wait joined as `gather` joins them."""
+    """Yield a queue's messages until END_OF_REQUESTS, those that wait joined as `gather` does."""
     request = await waiting.get()
-    while request is not END:
+    while request is not END_OF_REQUESTS:
         left = gather(request, at_once(waiting.get_nowait))
         yield request
         request = await waiting.get() if left is None else left
 
 
-def fits(request: Any) -> bool:
+def can_be_item(request: Any) -> bool:
     """Return True if a request can be an item."""
     return bool(request.ByteSize() < MAX_SHARED_BYTES)

@@ -37,7 +37,7 @@ class SharedStream:
 
     def start(self, request: pb.GenerateRequest, timeout_s: float | None) -> Any:
         """Start a Generate, and return the iterator over its responses."""
-        if not items.fits(request):
+        if not items.can_be_item(request):
             return self._start_call(request, timeout_s)
         if self._stream is None or not self._stream.takes_items:
             self._stream = _Stream(self._open_stream)
@@ -59,7 +59,7 @@ class _Stream:
         self._num_added = 0
         self._requests: asyncio.Queue[pb.GenerateBatchRequest] = asyncio.Queue()
         self.takes_items = True
-        self._call = open_stream(items.sent(self._requests))
+        self._call = open_stream(items.joined_requests(self._requests))
         self._reading = asyncio.create_task(self._read())
 
     def add(self, item: _ItemCall) -> None:
@@ -88,7 +88,7 @@ class _Stream:
     def _end_if_idle(self) -> None:
         # Not before: what is half-closed cannot cancel an item.
         if not self.takes_items and not self._items:
-            self._requests.put_nowait(items.END)
+            self._requests.put_nowait(items.END_OF_REQUESTS)
 
     async def _read(self) -> None:
         failure: grpc.RpcError | None = None

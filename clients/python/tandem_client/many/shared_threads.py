@@ -39,7 +39,7 @@ class SharedStream:
 
     def start(self, request: pb.GenerateRequest, timeout_s: float | None) -> Any:
         """Start a Generate, and return the iterator over its responses."""
-        if not items.fits(request):
+        if not items.can_be_item(request):
             return self._start_call(request, timeout_s)
         with self._lock:
             if self._stream is None or not self._stream.takes_items:
@@ -64,7 +64,7 @@ class _Stream:
         self._num_added = 0
         self._requests: queue.SimpleQueue[pb.GenerateBatchRequest] = queue.SimpleQueue()
         self.takes_items = True
-        self._call = open_stream(self._sent())
+        self._call = open_stream(self._joined_requests())
         threading.Thread(target=self._read, name="generate_batch", daemon=True).start()
 
     def add(self, item: _ItemCall) -> None:
@@ -98,11 +98,11 @@ class _Stream:
     def _end_if_idle(self) -> None:
         # Not before: what is half-closed cannot cancel an item.
         if not self.takes_items and not self._items:
-            self._requests.put(items.END)
+            self._requests.put(items.END_OF_REQUESTS)
 
-    def _sent(self) -> Iterator[pb.GenerateBatchRequest]:
+    def _joined_requests(self) -> Iterator[pb.GenerateBatchRequest]:
         request = self._requests.get()
-        while request is not items.END:
+        while request is not items.END_OF_REQUESTS:
             left = items.gather(request, items.at_once(self._requests.get_nowait))
             yield request
             request = self._requests.get() if left is None else left

@@ -51,7 +51,7 @@ class StepView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultView:
-    """One fault in words, its age in seconds, and how often it happened in a row."""
+    """One fault in words, its age in seconds, and how often it happened of late."""
 
     what: str
     where: str

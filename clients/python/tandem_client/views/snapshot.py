@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+from tandem.errors import TandemError
 from tandem_client.admin import AdminClient, Stats
 from tandem_client.admin.activity import Activity
 from tandem_client.admin.aio import AsyncAdminClient
@@ -47,37 +51,61 @@ def take_snapshot(admin: AdminClient, deadline_s: float | None = None) -> Snapsh
     Raises:
         TandemError: The server does not answer, or refuses to.
     """
-    stats = admin.stats(deadline_s=deadline_s)
+    calls = _calls(admin, deadline_s)
     try:
-        executors = admin.executors(deadline_s=deadline_s)
-    except Unimplemented:  # an older server
-        executors = ()
-    requests = None
-    if _are_few(stats):
-        requests = admin.list_requests(page_size=LISTED_REQUESTS, deadline_s=deadline_s)
-    try:
-        activity = admin.activity(max_steps=SHOWN_STEPS, deadline_s=deadline_s)
-    except Unimplemented:
-        activity = None
-    return Snapshot(stats=stats, executors=executors, requests=requests, activity=activity)
+        call = next(calls)
+        while True:
+            try:
+                answer = call()
+            except TandemError as error:
+                call = calls.throw(error)
+            else:
+                call = calls.send(answer)
+    except StopIteration as end:
+        return _snapshot(end)
 
 
 async def take_snapshot_async(admin: AsyncAdminClient, deadline_s: float | None = None) -> Snapshot:
     """Take a snapshot of a server as `take_snapshot` does."""
-    stats = await admin.stats(deadline_s=deadline_s)
+    calls = _calls(admin, deadline_s)
     try:
-        executors = await admin.executors(deadline_s=deadline_s)
-    except Unimplemented:
+        call = next(calls)
+        while True:
+            try:
+                answer = await call()
+            except TandemError as error:
+                call = calls.throw(error)
+            else:
+                call = calls.send(answer)
+    except StopIteration as end:
+        return _snapshot(end)
+
+
+def _calls(
+    admin: AdminClient | AsyncAdminClient, deadline_s: float | None
+) -> Generator[Callable[[], Any], Any, Snapshot]:
+    """
+    Yield the calls of one snapshot, and return it. The answer of each call, or its error, is handed
+    back; an answer of asyncio's client is awaited before.
+    """
+    stats: Stats = yield partial(admin.stats, deadline_s=deadline_s)
+    try:
+        executors = yield partial(admin.executors, deadline_s=deadline_s)
+    except Unimplemented:  # an older server
         executors = ()
     requests = None
-    if _are_few(stats):
-        requests = await admin.list_requests(page_size=LISTED_REQUESTS, deadline_s=deadline_s)
+    if stats.running_requests + stats.waiting_requests <= MANY_REQUESTS:
+        requests = yield partial(
+            admin.list_requests, page_size=LISTED_REQUESTS, deadline_s=deadline_s
+        )
     try:
-        activity = await admin.activity(max_steps=SHOWN_STEPS, deadline_s=deadline_s)
+        activity = yield partial(admin.activity, max_steps=SHOWN_STEPS, deadline_s=deadline_s)
     except Unimplemented:
         activity = None
     return Snapshot(stats=stats, executors=executors, requests=requests, activity=activity)
 
 
-def _are_few(stats: Stats) -> bool:
-    return stats.running_requests + stats.waiting_requests <= MANY_REQUESTS
+def _snapshot(end: StopIteration) -> Snapshot:
+    """Return what `_calls` has returned."""
+    snapshot: Snapshot = end.value
+    return snapshot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 from collections.abc import Awaitable, Callable
@@ -46,7 +47,15 @@ class _Server(uvicorn.Server):
         on_listening: Callable[[], None],
         end_streams: Callable[[], Awaitable[None]] | None,
     ) -> None:
+        """
+        Args:
+            config: Settings that are loaded, with the app.
+            on_listening: Called once the server listens.
+            end_streams: As in `serve`.
+        """
         super().__init__(config)
+        self._app = config.loaded_app
+        config.loaded_app = self._answer
         self._on_listening = on_listening
         self._end_streams = end_streams
 
@@ -60,6 +69,14 @@ class _Server(uvicorn.Server):
         if self._end_streams is not None:
             await self._end_streams()
         await super().shutdown(sockets)
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        """Have the app answer; at a stop one that takes too long is cut off, which is no fault."""
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self.should_exit:
+                raise
 
 
 def serve(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -23,4 +24,6 @@ def write_ready_file(path: Path, addresses: Mapping[str, str | None]) -> None:
         unfinished.write_text(json.dumps({**addresses, "pid": os.getpid()}), encoding="utf-8")
         unfinished.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
         raise InvalidConfig(f"ready_file: {path}: {error.strerror}") from error

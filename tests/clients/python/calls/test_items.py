@@ -8,7 +8,7 @@ import queue
 import pytest
 
 from tandem.inference.v1 import inference_service_pb2 as pb
-from tandem_client.many.items import END, MAX_SHARED_BYTES, at_once, gather
+from tandem_client.many.items import END_OF_REQUESTS, MAX_SHARED_BYTES, at_once, gather
 
 
 def added(number, size=8):
@@ -47,11 +47,11 @@ class TestGather:
 
     def test_end_is_given_back(self):
         """
-        END, behind which nothing comes, ends the gathering.
+        END_OF_REQUESTS, behind which nothing comes, ends the gathering.
         """
         request = added(1)
 
-        assert END is gather(request, [added(2), END])
+        assert END_OF_REQUESTS is gather(request, [added(2), END_OF_REQUESTS])
         assert [1, 2] == numbers(request)
 
 

@@ -33,7 +33,7 @@ def shown(now, before=None, *, width=80, **console):
 
 
 class TestCommand:
-    def test_one_look_shows_what_happens_now(self, run, server):
+    def test_once_shows_what_happens_now(self, run, server):
         """
         --once takes two snapshots, and shows the model, load, KV cache, and rates and latencies of the time between.
         """
@@ -64,7 +64,7 @@ class TestCommand:
         assert "tandem: UNAUTHENTICATED: no valid token was sent" in result.stderr
         assert 0 == run("top", "--once", "--api-key", "token", *where).exit_code
 
-    def test_every_look_goes_into_a_pipe(self, tandem, server):
+    def test_every_snapshot_goes_into_a_pipe(self, tandem, server):
         """
         Each snapshot is printed below the one before when the output is no terminal.
         """

@@ -111,7 +111,7 @@ class TestView:
         screen.print(view)
         assert f"{stats.running_requests} running" in screen.file.getvalue()
 
-    def test_what_no_look_mends_is_raised(self, view):
+    def test_error_that_no_snapshot_mends_is_raised(self, view):
         """
         An error that another snapshot would only repeat ends the command.
         """

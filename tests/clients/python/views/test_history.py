@@ -84,7 +84,7 @@ class TestSnapshotHistory:
         assert (None, ()) == (history.before, history.points)
 
     @pytest.mark.parametrize(("interval_s", "gap_s"), [(1.0, WINDOW_S), (20.0, 60.0)])
-    def test_looks_begin_anew_after_a_gap(self, interval_s, gap_s):
+    def test_history_begins_anew_after_a_gap(self, interval_s, gap_s):
         """
         After a time without snapshots that is longer than the window and three intervals, what was before is forgotten.
         """

@@ -27,7 +27,7 @@ def summary(address: str, steps: int):
 
 
 class TestSnapshot:
-    def test_look_has_all_that_the_server_tells(self, server):
+    def test_snapshot_has_all_that_the_server_tells(self, server):
         """
         One snapshot asks for statistics, executors, requests and activity.
         """
@@ -57,7 +57,7 @@ class TestSnapshot:
 
     def test_older_server_has_less(self, server):
         """
-        A server without the newer calls is looked at all the same, and the view says so.
+        A server without the newer calls is polled all the same, and the view says so.
         """
         server.seen.executors, server.seen.tells_activity = None, False
         with AdminClient(server.address, retry=NO_RETRY) as admin:

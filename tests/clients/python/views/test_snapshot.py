@@ -7,7 +7,7 @@ from tandem_client.admin.aio import AsyncAdminClient
 from tandem_client.views.snapshot import SHOWN_STEPS, take_snapshot, take_snapshot_async
 
 
-async def test_look_asks_for_the_steps_that_are_shown(server):
+async def test_snapshot_asks_for_the_steps_that_are_shown(server):
     """
     A snapshot asks for no more steps than a view shows.
     """

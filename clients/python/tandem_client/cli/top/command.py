@@ -51,7 +51,7 @@ def top(
 
     Rates and latencies are means of the last five seconds, or of one interval if that is longer.
     TTFT and ITL have the percentiles of each interval, requests those that run before those that
-    wait. A server that stops answering is named, and looked at again when it is back.
+    wait. A server that stops answering is named, and polled until it is back.
     On a terminal q leaves, p pauses, s sorts requests, arrows scroll them, and ? lists the keys.
     With --json each snapshot is one JSON object on a line of its own.
     """
@@ -63,10 +63,16 @@ def top(
         if once or as_json or not console.is_terminal:
             _print_snapshots(admin, address, history, interval_s, once=once, as_json=as_json)
             return
-        _watch(admin, View(address, history), console, interval_s)
+        _watch(admin, address, history, console, interval_s)
 
 
-def _watch(admin: AdminClient, view: View, console: Console, interval_s: float) -> None:
+def _watch(
+    admin: AdminClient,
+    address: str,
+    history: SnapshotHistory,
+    console: Console,
+    interval_s: float,
+) -> None:
     """
     Take snapshots until a key or a signal ends it, also while the server does not answer. A thread
     takes them, so that a key is obeyed at once; closing the connection ends the last one.
@@ -74,20 +80,22 @@ def _watch(admin: AdminClient, view: View, console: Console, interval_s: float) 
     poller = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
     snapshot: Future[Snapshot] | None = None
     try:
-        with stop_signals(), Keyboard() as keyboard, Live(view, console=console) as live:
-            view.controls = controls = Controls() if keyboard.is_there else None
+        with stop_signals(), Keyboard() as keyboard:
+            controls = Controls() if keyboard.is_terminal else None
+            view = View(address, history, controls=controls)
             next_s = time.monotonic() + interval_s
-            while controls is None or not controls.is_leaving:
-                now_s = time.monotonic()
-                if snapshot is None and now_s >= next_s:
-                    view.ask()
-                    snapshot = poller.submit(take_snapshot, admin, deadline_s=ANSWER_S)
-                elif snapshot is not None and snapshot.done():
-                    _show(view, snapshot)
-                    snapshot, next_s = None, now_s + interval_s
-                for key in keyboard.wait(KEY_S):
-                    view.press(key)
-                    live.refresh()
+            with Live(view, console=console) as live:
+                while controls is None or not controls.is_leaving:
+                    now_s = time.monotonic()
+                    if snapshot is None and now_s >= next_s:
+                        view.ask()
+                        snapshot = poller.submit(take_snapshot, admin, deadline_s=ANSWER_S)
+                    elif snapshot is not None and snapshot.done():
+                        _show(view, snapshot)
+                        snapshot, next_s = None, now_s + interval_s
+                    for key in keyboard.wait(KEY_S):
+                        view.press(key)
+                        live.refresh()
     finally:
         poller.shutdown(wait=False, cancel_futures=True)
 

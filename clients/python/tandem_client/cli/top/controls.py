@@ -19,7 +19,7 @@ ORDERS: dict[str, Callable[[RequestSummary], float] | None] = {
 """Orders of requests, the largest first; phase is the order of the view."""
 HELP = (
     ("q", "leave"),
-    ("p, space", "pause the picture, and go on; the server is looked at all the same"),
+    ("p, space", "pause the picture, and go on; the server is polled all the same"),
     ("s, right", "sort requests by the next of: " + ", ".join(ORDERS)),
     ("left", "sort by the one before"),
     ("down, up", "show later requests, and earlier ones"),
@@ -46,12 +46,12 @@ class Controls:
         """Name of the order of requests."""
         return list(ORDERS)[self._order]
 
-    def press(self, key: str) -> None:
-        """Obey a key; others than those of `HELP` do nothing."""
+    def press(self, key: str, num_requests: int) -> None:
+        """Obey a key while so many requests are listed; others than those of `HELP` do nothing."""
         match key:
-            case "q" | "Q":
+            case "q":
                 self.is_leaving = True
-            case "p" | "P" | " ":
+            case "p" | " ":
                 self.is_paused = not self.is_paused
             case "s" | "right":
                 self._sort(self._order + 1)
@@ -59,6 +59,7 @@ class Controls:
                 self._sort(self._order - 1)
             case "down":
                 self._first += 1
+                self.fit(num_requests)
             case "up":
                 self._first = max(0, self._first - 1)
             case "?" | "h":
@@ -66,11 +67,14 @@ class Controls:
             case _:
                 pass
 
+    def fit(self, num_requests: int) -> None:
+        """Make the first one that is shown one of so many."""
+        self._first = min(self._first, max(0, num_requests - 1))
+
     def shown(self, requests: Sequence[RequestSummary]) -> tuple[RequestSummary, ...]:
         """Return the requests in the chosen order, from the first one that is to be shown."""
         key = ORDERS[self.order]
         ordered = requests if key is None else sorted(requests, key=key, reverse=True)
-        self._first = min(self._first, max(0, len(ordered) - 1))
         return tuple(ordered[self._first :])
 
     def line(self) -> Text:

@@ -46,7 +46,7 @@ class View:
             clock: Seconds.
             controls: What keys have chosen; None where there are no keys.
         """
-        self.controls = controls
+        self._controls = controls
         self._address = address
         self._history = history
         self._shown = view_of(history)
@@ -65,15 +65,13 @@ class View:
         """Record the answer."""
         self._history.add(snapshot)
         self._asked_s = self._error = None
-        if self.controls is None or not self.controls.is_paused:
-            self._shown = view_of(self._history)
+        self._show_newest()
 
     def press(self, key: str) -> None:
         """Obey a key; the picture that goes on after a pause is of the newest snapshot."""
-        if self.controls is not None:
-            self.controls.press(key)
-            if not self.controls.is_paused:
-                self._shown = view_of(self._history)
+        if self._controls is not None:
+            self._controls.press(key, len(self._shown.requests))
+            self._show_newest()
 
     def failed(self, error: TandemError) -> None:
         """
@@ -110,12 +108,23 @@ class View:
         why = " ".join(error.message.split())
         return f"{self._address} has refused to answer {since}: {why}; still asking; {end}"
 
+    def _show_newest(self) -> None:
+        """Draw the newest snapshot from now on, unless there is a pause."""
+        controls = self._controls
+        if controls is not None and controls.is_paused:
+            return
+        newest = view_of(self._history)
+        if controls is not None:
+            # Before it is drawn: of fewer requests the first one to be shown would not be there.
+            controls.fit(len(newest.requests))
+        self._shown = newest
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the present state."""
         trouble = self.trouble()
         if trouble is not None:
             yield Text(trouble, style="bold red")
-        shown, height, controls = self._shown, console.height, self.controls
+        shown, height, controls = self._shown, console.height, self._controls
         if controls is not None:
             yield controls.line()
             if controls.shows_help:

@@ -232,8 +232,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListExecutors(self, request, context):
-        """ListExecutors returns every executor that serves or is expected to, with what it does and holds. Cheap; safe to poll.
-        Idempotent: it only reads. Errors: UNAVAILABLE (CORE_TIMEOUT) while the core does not answer.
+        """ListExecutors returns every executor that serves or is expected to, with what it does and holds. Cheap; safe to
+        poll. Idempotent: it only reads. Errors: UNAVAILABLE (CORE_TIMEOUT) while the core does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
