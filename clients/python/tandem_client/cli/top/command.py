@@ -84,7 +84,9 @@ def _watch(
             controls = Controls() if keyboard.is_terminal else None
             view = View(address, history, controls=controls)
             next_s = time.monotonic() + interval_s
-            with Live(view, console=console) as live:
+            live = Live(view, console=console)
+            try:
+                live.start(refresh=True)  # a signal may come in it, so that it is in the block
                 while controls is None or not controls.is_leaving:
                     now_s = time.monotonic()
                     if snapshot is None and now_s >= next_s:
@@ -96,6 +98,8 @@ def _watch(
                     for key in keyboard.wait(KEY_S):
                         view.press(key)
                         live.refresh()
+            finally:
+                live.stop()
     finally:
         poller.shutdown(wait=False, cancel_futures=True)
 
