@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.deploy.events.streams.callers import HTTP
 from tests.deploy.events.streams.prompts import TOKENS
 from tests.deploy.events.table import COLUMNS, RESULTS, Row, lines_of, write_between
 from tests.deploy.pods.counting.accounts import Counts
@@ -65,9 +66,9 @@ def account(counted: Sequence[Counted]) -> str:
         f"In the {len(steady)} events in which no scheduler ends, clients finished "
         f"{sum(one.row.finished for one in steady)} streams; Prometheus counted "
         f"{sum(one.counts.of_scheduler for one in steady)}, and saw `up` at 1 in every scrape of the "
-        f"pods that did not end. In the {len(of_gateways)} events in which no gateway ends, the "
-        f"gateways finished {sum(one.counts.of_gateways for one in of_gateways)} by its count, as "
-        f"many as their clients."
+        f"pods that did not end. In the {len(of_gateways)} events in which no gateway ends, clients "
+        f"over HTTP finished {sum(one.row.outcomes[HTTP].finished for one in of_gateways)} streams; "
+        f"Prometheus counted {sum(one.counts.of_gateways for one in of_gateways)}."
     )
 
 

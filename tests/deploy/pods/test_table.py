@@ -46,6 +46,7 @@ class TestTable:
         assert row.is_good
         assert "clients finished 50 streams" in self.text(row)
         assert "counted 50," in self.text(row)
+        assert "clients over HTTP finished 20 streams; Prometheus counted 20." in self.text(row)
 
     def test_problem_takes_the_place_of_the_counts(self):
         """
