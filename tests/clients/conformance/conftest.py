@@ -23,7 +23,7 @@ def players(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Play
     folder = tmp_path_factory.mktemp("programs")
     absent = {one.name: why for one in PROGRAMS if (why := why_not(one))}
     if absent and os.environ.get("CI"):
-        pytest.fail("; ".join(f"{name}: {why}" for name, why in absent.items()))
+        pytest.fail("; ".join(absent.values()))
     players = {one.name: Player(one, folder) for one in PROGRAMS if one.name not in absent}
     yield players
     assert dict.fromkeys(players, 0) == {name: one.close() for name, one in players.items()}
@@ -33,7 +33,7 @@ def players(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Play
 def player(request: pytest.FixtureRequest, players: dict[str, Player]) -> Player:
     """Return the program of one client."""
     if why := why_not(request.param):
-        is_missing(f"{request.param.name}: {why}")
+        is_missing(why)
     return players[request.param.name]
 
 

@@ -130,7 +130,7 @@ class TestExamples:
         The example builds against the client as it was built, streams a completion and ends with 0.
         """
         if why := why_not(program):
-            is_missing(f"{program.name}: {why}")
+            is_missing(why)
         before = cluster.stats().finished_requests
         printed = RUN[program.name](example_of(program.name, cluster.address), tmp_path)
         assert printed.strip()
