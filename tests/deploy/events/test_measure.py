@@ -83,7 +83,7 @@ class TestMeasure:
 class TestPage:
     def test_text_between_mark_and_end_is_replaced(self, tmp_path):
         """
-        What stands before the mark and after its end stays.
+        The text before the mark and after its end stays.
         """
         page = tmp_path / "README.md"
         page.write_text(f"before\n{RESULTS}\nold\n\n<!-- end -->\nafter\n")
