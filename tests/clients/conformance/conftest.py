@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.clients.conformance.player import Player
-from tests.clients.conformance.programs import PROGRAMS, Program, why_not
+from tests.clients.conformance.programs import PROGRAMS, why_not
 from tests.clients.conformance.table import Record
+from tests.programs import is_missing
 
 
 @pytest.fixture(scope="session")
@@ -20,17 +21,20 @@ def players(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Play
     At the end each must exit with 0.
     """
     folder = tmp_path_factory.mktemp("programs")
-    players = {one.name: Player(one, folder) for one in PROGRAMS if can_run(one)}
+    absent = {one.name: why for one in PROGRAMS if (why := why_not(one))}
+    if absent and os.environ.get("CI"):
+        pytest.fail("; ".join(absent.values()))
+    players = {one.name: Player(one, folder) for one in PROGRAMS if one.name not in absent}
     yield players
     assert dict.fromkeys(players, 0) == {name: one.close() for name, one in players.items()}
 
 
-def can_run(program: Program) -> bool:
-    """Return if a program is built; where CI is set one that is not is a failure."""
-    why = why_not(program)
-    if why and os.environ.get("CI"):
-        pytest.fail(f"{program.name}: {why}")
-    return not why
+@pytest.fixture(params=PROGRAMS, ids=[one.name for one in PROGRAMS])
+def player(request: pytest.FixtureRequest, players: dict[str, Player]) -> Player:
+    """Return the program of one client."""
+    if why := why_not(request.param):
+        is_missing(why)
+    return players[request.param.name]
 
 
 @pytest.fixture(scope="session")

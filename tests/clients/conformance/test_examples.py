@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.conformance.conftest import can_run
-from tests.clients.conformance.programs import PROGRAMS, ROOT
+from tests.clients.conformance.programs import PROGRAMS, ROOT, why_not
 from tests.e2e.cluster import BUNDLED_MODEL, Cluster
+from tests.programs import is_missing
 
 pytestmark = pytest.mark.slow
 
@@ -129,8 +129,8 @@ class TestExamples:
         """
         The example builds against the client as it was built, streams a completion and ends with 0.
         """
-        if not can_run(program):
-            pytest.skip("NOT TESTED: deploy/local/clients build makes the client")
+        if why := why_not(program):
+            is_missing(why)
         before = cluster.stats().finished_requests
         printed = RUN[program.name](example_of(program.name, cluster.address), tmp_path)
         assert printed.strip()

@@ -8,7 +8,6 @@ import socket
 import pytest
 
 from tandem.errors import ERROR_BY_REASON
-from tests.clients.conformance.programs import PROGRAMS
 from tests.clients.conformance.scripted_server import scripted_server
 from tests.waiting import wait_until
 
@@ -20,14 +19,6 @@ REFUSED = {
     "message": "none",
     "retry_after_ms": 60000,
 }
-
-
-@pytest.fixture(params=[one.name for one in PROGRAMS])
-def player(request, players):
-    """Return the program of one client."""
-    if request.param not in players:
-        pytest.skip("NOT TESTED: deploy/local/clients build makes the program")
-    return players[request.param]
 
 
 class TestErrors:

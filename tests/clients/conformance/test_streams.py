@@ -11,16 +11,7 @@ from tests.clients.conformance.cases import (
     check_result,
     with_deadline,
 )
-from tests.clients.conformance.programs import PROGRAMS
 from tests.clients.conformance.scripted_server import scripted_server
-
-
-@pytest.fixture(params=[one.name for one in PROGRAMS])
-def player(request, players):
-    """Return the program of one client."""
-    if request.param not in players:
-        pytest.skip("NOT TESTED: deploy/local/clients build makes the program")
-    return players[request.param]
 
 
 class TestStreams:

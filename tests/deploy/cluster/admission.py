@@ -15,14 +15,14 @@ CRITICAL = {"PriorityClass"}
 """Kinds that pods name, and that the API server looks up."""
 
 
-def wrong(document: Document) -> Document:
+def with_unknown_field(document: Document) -> Document:
     """Return a copy of a document with a field that its kind does not have."""
     changed = copy.deepcopy(document)
     changed["spec"]["noSuchField"] = 1
     return changed
 
 
-def bare(pod: Pod) -> Document:
+def pod_of(pod: Pod) -> Document:
     """Return a pod of a template, as a controller creates it."""
     return {
         "apiVersion": "v1",
@@ -51,7 +51,7 @@ def install(kubectl: Kubectl, definitions: Iterable[Path]) -> int:
     return len(kubectl("get", "crd", "--output=name").splitlines())
 
 
-def is_refused(kubectl: Kubectl, verb: str, documents: Iterable[Document]) -> str:
+def refusal(kubectl: Kubectl, verb: str, documents: Iterable[Document]) -> str:
     """Return why the API server refuses documents, or warns of one; empty if it takes them all."""
     text = yaml.safe_dump_all(documents)
     try:
@@ -81,14 +81,14 @@ def faults(kubectl: Kubectl) -> tuple[list[str], int]:
     kubectl("apply", "--filename", "-", content=yaml.safe_dump_all(kept))
     try:
         [deployment] = [one for one in base if one["kind"] == "Deployment"]
-        if not is_refused(kubectl, "apply", [wrong(deployment)]):
+        if not refusal(kubectl, "apply", [with_unknown_field(deployment)]):
             found.append("a field that does not exist is not refused")
-        if not is_refused(kubectl, "create", [privileged(bare(templates[0]))]):
+        if not refusal(kubectl, "create", [privileged(pod_of(templates[0]))]):
             found.append("a privileged pod is not refused")
         asked = [(name, "apply", documents) for name, documents in renderings.items()]
-        asked += [(f"pod of {pod.where}", "create", [bare(pod)]) for pod in templates]
+        asked += [(f"pod of {pod.where}", "create", [pod_of(pod)]) for pod in templates]
         for name, verb, documents in asked:
-            if why := is_refused(kubectl, verb, documents):
+            if why := refusal(kubectl, verb, documents):
                 found.append(f"{name}: {why}")
     finally:
         kubectl("delete", "--filename", "-", content=yaml.safe_dump_all(kept))

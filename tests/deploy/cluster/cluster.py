@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
-import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.deploy.cluster.node.images import Runtime
 from tests.deploy.cluster.node.settings import DOMAIN
+from tests.deploy.events.event import num_attached
+from tests.waiting import wait_until
 
 NAMESPACE = "tandem"
 HOST = f"tandem-scheduler.{NAMESPACE}.svc.{DOMAIN}"
@@ -21,6 +20,8 @@ HOST = f"tandem-scheduler.{NAMESPACE}.svc.{DOMAIN}"
 EXECUTORS = "statefulset/tandem-executor"
 SCHEDULER = "deployment/tandem-scheduler"
 LIMIT_S = 400.0
+LOOK_S = 0.5
+"""Seconds between two looks at the cluster."""
 
 
 class KubectlError(Exception):
@@ -109,20 +110,14 @@ class Cluster:
         Wait until the kubelet has started a pod's container more than a number of times again.
 
         Raises:
-            TimeoutError: It does not within `LIMIT_S`.
+            TooLate: It does not within `LIMIT_S`.
         """
         wait_until(
-            lambda: self.num_restarts(pod) > num_restarts, f"the container of {pod} started again"
+            lambda: self.num_restarts(pod) > num_restarts,
+            f"the container of {pod} started again",
+            LIMIT_S,
+            LOOK_S,
         )
-
-    def num_attached(self) -> int:
-        """Return how many executors the scheduler says are attached, through its Service."""
-        with urllib.request.urlopen(f"http://{HOST}:9464/metrics", timeout=5) as answer:
-            lines = answer.read().decode().splitlines()
-        values = [
-            line.split()[-1] for line in lines if line.startswith("tandem_each_executor_attached{")
-        ]
-        return sum(float(value) == 1.0 for value in values)
 
     def wait_for(self, num_executors: int) -> None:
         """
@@ -130,21 +125,21 @@ class Cluster:
 
         Raises:
             KubectlError: A rollout does not end.
-            TimeoutError: Executors are not attached within `LIMIT_S`.
+            TooLate: Executors are not attached within `LIMIT_S`.
         """
         for what in (EXECUTORS, SCHEDULER):
             self.in_namespace("rollout", "status", what, f"--timeout={LIMIT_S:g}s")
 
         def are_attached() -> bool:
             try:
-                return self.num_attached() == num_executors
+                return num_attached(HOST) == num_executors
             except OSError:  # no scheduler is behind the Service yet
                 return False
 
-        wait_until(are_attached, f"{num_executors} executors attached")
+        wait_until(are_attached, f"{num_executors} executors attached", LIMIT_S, LOOK_S)
 
-    def story(self) -> str:
-        """Return what a person would look at first when something does not work."""
+    def diagnostics(self) -> str:
+        """Return pods, events and the ends of logs, for a run that fails."""
         parts = []
         for arguments in (
             ("get", "pods", "--output=wide"),
@@ -157,17 +152,3 @@ class Cluster:
             except KubectlError as error:
                 parts.append(str(error))
         return "\n\n".join(parts)
-
-
-def wait_until(is_so: Callable[[], bool], text: str) -> None:
-    """
-    Wait until something is so.
-
-    Raises:
-        TimeoutError: It is not within `LIMIT_S`.
-    """
-    until = time.monotonic() + LIMIT_S
-    while not is_so():
-        if time.monotonic() > until:
-            raise TimeoutError(f"not within {LIMIT_S:g} s: {text}")
-        time.sleep(0.5)

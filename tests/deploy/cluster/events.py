@@ -4,51 +4,47 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from tests.deploy.cluster.cluster import EXECUTORS, NAMESPACE, SCHEDULER, Cluster, KubectlError
+from tests.deploy.events.event import NUM_EXECUTORS, SETTLED_S, Event, EventFailed
 
-NUM_EXECUTORS = 2
-ONE = "tandem-executor-1"
-OTHER = "tandem-executor-0"
-SETTLED_S = 3.0
+FIRST, SECOND = "tandem-executor-0", "tandem-executor-1"
 
 
-class NotRefused(Exception):
+class NotRefused(EventFailed):
     """The cluster allowed what it had to refuse."""
 
 
 def kill(cluster: Cluster) -> None:
     """Kill an executor's process, as a lack of memory does; the kubelet starts it again."""
-    before = cluster.num_restarts(ONE)
-    cluster.runtime.kill(cluster.container(ONE))
-    cluster.wait_for_restart(ONE, before)
+    before = cluster.num_restarts(SECOND)
+    cluster.runtime.kill(cluster.container(SECOND))
+    cluster.wait_for_restart(SECOND, before)
 
 
 def delete(cluster: Cluster) -> None:
     """Delete an executor's pod: SIGTERM and its grace time, then a new pod of the StatefulSet."""
-    cluster.in_namespace("delete", "pod", ONE)
+    cluster.in_namespace("delete", "pod", SECOND)
 
 
 def delete_by_force(cluster: Cluster) -> None:
     """Delete an executor's pod without a grace time."""
-    cluster.in_namespace("delete", "pod", ONE, "--force", "--grace-period=0")
+    cluster.in_namespace("delete", "pod", SECOND, "--force", "--grace-period=0")
 
 
 def hang(cluster: Cluster) -> None:
-    """Let an executor stand still until its liveness probe makes the kubelet start it again."""
-    before = cluster.num_restarts(OTHER)
-    cluster.runtime.pause(cluster.container(OTHER))
-    cluster.wait_for_restart(OTHER, before)
+    """Freeze an executor's processes until its liveness probe makes the kubelet start it again."""
+    before = cluster.num_restarts(FIRST)
+    cluster.runtime.pause(cluster.container(FIRST))
+    cluster.wait_for_restart(FIRST, before)
 
 
 def scale_out_and_in(cluster: Cluster) -> None:
-    """Let a third executor join, and leave again."""
-    cluster.in_namespace("scale", EXECUTORS, "--replicas=3")
+    """Add a third executor, and take it away again."""
+    cluster.in_namespace("scale", EXECUTORS, f"--replicas={NUM_EXECUTORS + 1}")
     cluster.wait_for(NUM_EXECUTORS + 1)
     time.sleep(SETTLED_S)
-    cluster.in_namespace("scale", EXECUTORS, "--replicas=2")
+    cluster.in_namespace("scale", EXECUTORS, f"--replicas={NUM_EXECUTORS}")
     cluster.in_namespace("wait", "--for=delete", "pod/tandem-executor-2", "--timeout=60s")
 
 
@@ -65,15 +61,15 @@ def evict(cluster: Cluster, pod: str) -> None:
 
 def evict_both(cluster: Cluster) -> None:
     """Evict an executor, and let the disruption budget refuse the other meanwhile."""
-    evict(cluster, ONE)
+    evict(cluster, SECOND)
     try:
-        evict(cluster, OTHER)
+        evict(cluster, FIRST)
     except KubectlError as error:
         if "disruption budget" not in str(error):
             raise
     else:
         raise NotRefused("both executors were evicted at the same time")
-    cluster.in_namespace("wait", "--for=delete", f"pod/{ONE}", "--timeout=60s")
+    cluster.in_namespace("wait", "--for=delete", f"pod/{SECOND}", "--timeout=60s")
 
 
 def restart_executors(cluster: Cluster) -> None:
@@ -101,22 +97,6 @@ def delete_scheduler_by_force(cluster: Cluster) -> None:
     cluster.in_namespace("delete", "pod", cluster.scheduler_pod(), "--force", "--grace-period=0")
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """
-    One event that a row of the table is about.
-
-    Attributes:
-        text: The event in words.
-        happen: Lets it happen.
-        resumes: True where clients resume their streams, as theirs end with the scheduler.
-    """
-
-    text: str
-    happen: Callable[[Cluster], None]
-    resumes: bool = False
-
-
 EVENTS = (
     Event("an executor's process killed (SIGKILL), started again by the kubelet", kill),
     Event("`kubectl delete pod` of an executor (SIGTERM, grace time)", delete),
@@ -128,12 +108,16 @@ EVENTS = (
     Event(
         "`kubectl rollout restart` of the scheduler (preStop, SIGTERM); clients resume",
         restart_scheduler,
-        True,
+        ends_scheduler=True,
     ),
-    Event("the scheduler's process killed (SIGKILL); clients resume", kill_scheduler, True),
+    Event(
+        "the scheduler's process killed (SIGKILL); clients resume",
+        kill_scheduler,
+        ends_scheduler=True,
+    ),
     Event(
         "`kubectl delete pod --force` of the scheduler; clients resume",
         delete_scheduler_by_force,
-        True,
+        ends_scheduler=True,
     ),
 )

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from tests.deploy.cluster.cluster import EXECUTORS, NAMESPACE, Cluster, wait_until
+from tests.deploy.cluster.cluster import EXECUTORS, LIMIT_S, LOOK_S, NAMESPACE, Cluster
 from tests.deploy.cluster.node import settings
 from tests.deploy.cluster.node.images import POLICIES, TANDEM
 from tests.deploy.cluster.node.processes import run
-from tests.deploy.kubernetes.manifests import KUBERNETES
+from tests.deploy.kubernetes.manifests import combination
+from tests.waiting import wait_until
 
 CALLERS = "callers"
 """A namespace that has nothing to do with Tandem."""
@@ -88,7 +85,7 @@ class Verdict:
 
     @property
     def is_right(self) -> bool:
-        """True if the connection was open at first, and policies do what they have to."""
+        """True if it was open at first, and is open with policies if they have to allow it."""
         return self.before == "open" and (self.after == "open") == self.connection.is_allowed
 
     def __str__(self) -> str:
@@ -116,16 +113,7 @@ def enforce(cluster: Cluster) -> None:
 
 def add_component(cluster: Cluster) -> None:
     """Apply dev again, with the component."""
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made).resolve()
-        base = os.path.relpath(KUBERNETES.resolve(), folder)
-        kustomization = {
-            "apiVersion": "kustomize.config.k8s.io/v1beta1",
-            "kind": "Kustomization",
-            "resources": [f"{base}/overlays/dev"],
-            "components": [f"{base}/components/network-policies"],
-        }
-        (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    with combination("dev", ("network-policies",)) as folder:
         cluster.kubectl("apply", "--kustomize", str(folder))
     cluster.in_namespace("rollout", "status", EXECUTORS, "--timeout=300s")
 
@@ -145,7 +133,7 @@ def start_callers(cluster: Cluster) -> None:
     )
 
 
-def tried(cluster: Cluster, one: Connection) -> str:
+def state_of(cluster: Cluster, one: Connection) -> str:
     """Return whether a connection is open or closed."""
     names = {
         "scheduler": (NAMESPACE, cluster.scheduler_pod()),
@@ -168,15 +156,20 @@ def verdicts(cluster: Cluster) -> list[Verdict]:
 
     Raises:
         KubectlError: A pod does not start.
-        TimeoutError: Policies never take effect.
+        TooLate: Policies never take effect.
     """
     start_callers(cluster)
-    before = [tried(cluster, one) for one in CONNECTIONS]
+    before = [state_of(cluster, one) for one in CONNECTIONS]
     enforce(cluster)
     add_component(cluster)
     refused = next(one for one in CONNECTIONS if not one.is_allowed)
-    wait_until(lambda: tried(cluster, refused) == "closed", "the policies refuse a connection")
-    after = [tried(cluster, one) for one in CONNECTIONS]
+    wait_until(
+        lambda: state_of(cluster, refused) == "closed",
+        "the policies refuse a connection",
+        LIMIT_S,
+        LOOK_S,
+    )
+    after = [state_of(cluster, one) for one in CONNECTIONS]
     cluster.wait_for(1)
     return [
         Verdict(connection=one, before=first, after=second)

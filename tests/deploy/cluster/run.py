@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,23 +21,60 @@ from pathlib import Path
 
 from tests.deploy.cluster.node.build import BuildError, build, definitions
 from tests.deploy.cluster.node.processes import remove_control_groups
+from tests.deploy.cluster.policies import QUEUE
 
-PROGRAMS = (
-    *("go", "kubectl", "podman", "containerd", "ctr", "runc"),
-    *("unshare", "setpriv", "ip", "iptables", "conntrack"),
+PACKAGES = {
+    "go": "go",
+    "kubectl": "kubectl",
+    "podman": "podman",
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "unshare": "util-linux",
+    "setpriv": "util-linux",
+    "ip": "iproute2",
+    "iptables": "iptables",
+    "conntrack": "conntrack",
+    "/usr/lib/cni/bridge": "containernetworking-plugins",
+}
+"""Debian package, or the project's own name, of each program."""
+GO_VERSION = (1, 24)
+"""The oldest version that builds Kubernetes."""
+BRIDGED = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
+"""File of the kernel's module br_netfilter."""
+QUEUES = (
+    *("unshare", "--net", "iptables", "--table", "mangle", "--append", "FORWARD"),
+    *("--match", "conntrack", "--ctstate", "NEW", "--jump", "NFQUEUE", "--queue-num", QUEUE),
 )
-PLUGIN = Path("/usr/lib/cni/bridge")
+"""Command that fails on a kernel without queues of packets; its rule ends with it."""
 STOP_LIMIT_S = 60.0
 
 
 def missing() -> list[str]:
-    """Return what the machine lacks."""
-    found = [name for name in PROGRAMS if shutil.which(name) is None]
-    if not PLUGIN.exists():
-        found.append(str(PLUGIN))
+    """Return what the machine lacks, in words."""
+    found = [f"{name} ({package})" for name, package in PACKAGES.items() if not shutil.which(name)]
     if os.geteuid() != 0:
-        found.append("the rights of root")
+        return [*found, "the rights of root"]
+    if shutil.which("go") and (version := go_version()) < GO_VERSION:
+        wanted, present = (".".join(map(str, one)) for one in (GO_VERSION, version))
+        found.append(f"go {wanted} or newer, in place of {present}")
+    if not BRIDGED.exists():
+        found.append("br_netfilter of the kernel (modprobe br_netfilter)")
+    if "overlay" not in Path("/proc/filesystems").read_text().split():
+        found.append("overlayfs of the kernel (modprobe overlay)")
+    if shutil.which("iptables") and shutil.which("unshare"):
+        done = subprocess.run(QUEUES, capture_output=True, check=False)
+        if done.returncode:
+            found.append("NFQUEUE of the kernel (modprobe xt_NFQUEUE)")
     return found
+
+
+def go_version() -> tuple[int, ...]:
+    """Return the version of go by its first two numbers; (0, 0) if it tells none."""
+    command = ["go", "env", "GOVERSION"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = re.match(r"go(\d+)\.(\d+)", done.stdout)
+    return tuple(int(number) for number in found.groups()) if found else (0, 0)
 
 
 def in_namespaces(*arguments: str) -> list[str]:
@@ -45,7 +83,7 @@ def in_namespaces(*arguments: str) -> list[str]:
         *("setpriv", "--pdeathsig=KILL"),
         *("unshare", "--mount", "--pid", "--net", "--uts", "--ipc"),
         *("--fork", "--kill-child=KILL", "--mount-proc"),
-        *(sys.executable, "-m", "tests.deploy.cluster.node.init", "tests.deploy.cluster.inside"),
+        *(sys.executable, "-m", "tests.deploy.cluster.node.init", "tests.deploy.cluster.scenario"),
         *arguments,
     ]
 
@@ -89,7 +127,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run Tandem in a Kubernetes cluster of one node.")
     parser.add_argument("--streams", type=int, default=16, help="streams at a time (default: 16)")
     parser.add_argument(
-        "--only", nargs="+", default=[""], help="events with one of these texts; writes no table"
+        "--only",
+        nargs="+",
+        default=[""],
+        help="events with one of these texts; writes the table of connections alone",
     )
     home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     parser.add_argument(

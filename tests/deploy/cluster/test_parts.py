@@ -9,11 +9,11 @@ import tarfile
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from tests.deploy.cluster.admission import bare, privileged, wrong
+from tests.deploy.cluster.admission import pod_of, privileged, with_unknown_field
 from tests.deploy.cluster.node.build import COREDNS, KUBERNETES, module_file
 from tests.deploy.cluster.node.certificates import Authority
 from tests.deploy.cluster.node.images import archive
-from tests.deploy.cluster.walkthrough import commands, ends_by_itself
+from tests.deploy.cluster.walkthrough import commands
 from tests.deploy.kubernetes.manifests import KUBERNETES as MANIFESTS
 from tests.deploy.kubernetes.manifests import Pod
 
@@ -100,30 +100,24 @@ class TestWalkthrough:
         found = commands((MANIFESTS / "README.md").read_text())
         assert found[0].startswith("kubectl apply -f deploy/kubernetes/base/namespace.yaml")
         assert any(command.startswith("tandem generate") for command in found)
+        assert "tandem top --once" in found
         assert not any(command.startswith("#") for command in found)
-
-    def test_command_that_a_person_ends_is_asked_to_end(self):
-        """
-        `tandem top` prints once; other commands stay as they are.
-        """
-        assert "tandem top --once" == ends_by_itself("tandem top")
-        assert "kubectl get pods" == ends_by_itself("kubectl get pods")
 
 
 class TestDocuments:
-    def test_wrong_document_has_a_field_more_and_the_right_one_stays(self):
+    def test_refused_document_has_a_field_more_and_the_right_one_stays(self):
         """
         The refused document is a copy.
         """
         right = {"kind": "Deployment", "spec": {"replicas": 1}}
-        assert {"replicas", "noSuchField"} == wrong(right)["spec"].keys()
+        assert {"replicas", "noSuchField"} == with_unknown_field(right)["spec"].keys()
         assert {"replicas"} == right["spec"].keys()
 
     def test_pod_of_a_template_has_its_labels_and_may_be_made_privileged(self):
         """
         A template becomes a pod of the namespace; its privileged copy differs in containers alone.
         """
-        pod = bare(Pod(where="x", labels={"a": "b"}, spec={"containers": [{"name": "one"}]}))
+        pod = pod_of(Pod(where="x", labels={"a": "b"}, spec={"containers": [{"name": "one"}]}))
         assert {"a": "b"} == pod["metadata"]["labels"]
         [container] = privileged(pod)["spec"]["containers"]
         assert {"privileged": True} == container["securityContext"]

@@ -33,11 +33,6 @@ def commands(text: str) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def ends_by_itself(command: str) -> str:
-    """Return a command that ends, in place of one that a person would end."""
-    return f"{command} --once" if command == "tandem top" else command
-
-
 class Walkthrough:
     """The commands of the page, and those of them that go on in the background."""
 
@@ -64,7 +59,7 @@ class Walkthrough:
                 if command.endswith("&"):
                     self._start(command.removesuffix("&").strip())
                 else:
-                    self._run(ends_by_itself(command))
+                    self._run(command)
         finally:
             for process in self._background:
                 process.terminate()
@@ -86,7 +81,7 @@ class Walkthrough:
             print(done.stderr, file=sys.stderr, flush=True)
 
     def _start(self, command: str) -> None:
-        """Start a `port-forward`, and wait until its port listens, as a person does."""
+        """Start a `port-forward` of the page, and wait until its port listens."""
         process = subprocess.Popen(
             ["bash", "-c", f"exec {command}"],
             cwd=ROOT,

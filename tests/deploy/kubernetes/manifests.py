@@ -9,7 +9,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,10 @@ COMBINATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 class KubectlMissing(Exception):
     """There is no kubectl that renders components."""
+
+
+class RenderingError(ValueError):
+    """A folder that kubectl refuses to render, with what it printed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +90,7 @@ def render(folder: Path) -> list[Document]:
 
     Raises:
         KubectlMissing: There is no kubectl.
-        ValueError: kubectl refuses the folder.
+        RenderingError: kubectl refuses the folder.
     """
     if shutil.which("kubectl") is None:
         raise KubectlMissing(
@@ -95,12 +100,13 @@ def render(folder: Path) -> list[Document]:
         ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise ValueError(f"kubectl kustomize {folder}: {done.stderr.strip()}")
+        raise RenderingError(f"kubectl kustomize {folder}: {done.stderr.strip()}")
     return [one for one in yaml.safe_load_all(done.stdout) if one is not None]
 
 
-def render_combination(overlay: str, names: tuple[str, ...]) -> list[Document]:
-    """Return the documents of an overlay with components, as a user's own kustomization names them."""
+@contextmanager
+def combination(overlay: str, names: Sequence[str]) -> Iterator[Path]:
+    """Yield a folder whose kustomization names an overlay and components, as a user's own does."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made).resolve()
         base = os.path.relpath(KUBERNETES.resolve(), folder)
@@ -111,6 +117,12 @@ def render_combination(overlay: str, names: tuple[str, ...]) -> list[Document]:
             "components": [f"{base}/components/{name}" for name in names],
         }
         (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+        yield folder
+
+
+def render_combination(overlay: str, names: tuple[str, ...]) -> list[Document]:
+    """Return the documents of an overlay with components."""
+    with combination(overlay, names) as folder:
         return render(folder)
 
 

@@ -25,6 +25,7 @@ from tests.deploy.monitoring.live_faults import FAULTS, NOT_CAUSED, Fault, flood
 from tests.deploy.monitoring.prometheus import WINDOW, Prometheus
 from tests.deploy.monitoring.promql import dashboard_queries, rules
 from tests.deploy.monitoring.system import Load, System
+from tests.deploy.prometheus import PrometheusError
 from tests.e2e.cluster import ROOT
 
 RESULTS = ROOT / "tests/deploy/monitoring/live_results.md"
@@ -75,7 +76,10 @@ def main() -> int:
         system = System(folder)
         stack.callback(system.close)
         pages = {"scheduler": system.ports["metrics"], "gateway": system.ports["gateway"]}
-        prometheus = Prometheus(folder, **pages)
+        try:
+            prometheus = Prometheus(folder, **pages)
+        except PrometheusError as error:
+            raise SystemExit(str(error)) from error
         stack.callback(prometheus.close)
         load = Load(system)
         stack.callback(load.close)

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-import shutil
-import subprocess
-import urllib.error
-import urllib.parse
-import urllib.request
 from pathlib import Path
 
 import yaml
 
 from tests.deploy.monitoring.promql import MONITORING
-from tests.ports import free_port
-from tests.waiting import wait_until
+from tests.deploy.prometheus import PrometheusProcess
 
 WINDOW = "20s"
 SHORTER = (
@@ -28,7 +21,7 @@ SHORTER = (
 """Replacements that make a rule of minutes one of seconds; names of recorded metrics stay."""
 
 
-class Prometheus:
+class Prometheus(PrometheusProcess):
     """
     A Prometheus that scrapes and evaluates every second.
 
@@ -42,10 +35,10 @@ class Prometheus:
             folder: Folder for its files.
             scheduler: Address of the scheduler's page.
             gateway: Address of the gateway's.
+
+        Raises:
+            PrometheusError: It is missing, or does not start.
         """
-        program = shutil.which("prometheus")
-        if program is None:
-            raise SystemExit("prometheus is missing (Debian: apt-get install prometheus)")
         self._scheduler = scheduler
         self.scheduler_targets = folder / "scheduler.json"
         self.know_scheduler(is_known=True)
@@ -65,25 +58,7 @@ class Prometheus:
         ]
         del of_scheduler["static_configs"]
         of_gateway["static_configs"] = [{"targets": [gateway]}]
-        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-        listen = f"127.0.0.1:{free_port()}"
-        self._url = f"http://{listen}/api/v1"
-        with (folder / "prometheus.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [
-                    program,
-                    f"--config.file={folder / 'prometheus.yml'}",
-                    f"--storage.tsdb.path={folder / 'tsdb'}",
-                    f"--web.listen-address={listen}",
-                ],
-                stdout=log,
-                stderr=log,
-            )
-        try:
-            wait_until(self._is_up, "Prometheus")
-        except BaseException:
-            self.close()
-            raise
+        super().__init__(folder, config)
 
     def know_scheduler(self, *, is_known: bool) -> None:
         """Write the scheduler's target, or none."""
@@ -97,38 +72,17 @@ class Prometheus:
         Return the values that a query has now, NaN left out.
 
         Raises:
-            RuntimeError: Prometheus refused the query.
+            PrometheusError: Prometheus refused the query.
         """
-        result = self._get("query", {"query": query})["result"]
-        numbers = [float(one["value"][1]) for one in result]
-        return [number for number in numbers if not math.isnan(number)]
+        return [one.value for one in self.samples(query)]
 
     def firing(self) -> set[str]:
         """Return the names of the alerts that fire now."""
-        alerts = self._get("alerts")["alerts"]
+        alerts = self.get("alerts")["alerts"]
         return {one["labels"]["alertname"] for one in alerts if one["state"] == "firing"}
 
     def broken_rules(self) -> dict[str, str]:
         """Return the rules whose last evaluation failed, with the error."""
-        groups = self._get("rules")["groups"]
+        groups = self.get("rules")["groups"]
         rules = [rule for group in groups for rule in group["rules"]]
         return {rule["name"]: rule["lastError"] for rule in rules if rule["health"] == "err"}
-
-    def close(self) -> None:
-        """Stop it."""
-        self._process.kill()
-        self._process.wait()
-
-    def _get(self, what: str, arguments: dict[str, str] | None = None) -> dict:
-        url = f"{self._url}/{what}?{urllib.parse.urlencode(arguments or {})}"
-        try:
-            with urllib.request.urlopen(url, timeout=30) as answer:
-                return json.load(answer)["data"]
-        except urllib.error.HTTPError as error:
-            raise RuntimeError(f"{arguments}: {error.read().decode()}") from error
-
-    def _is_up(self) -> bool:
-        try:
-            return bool(self.values("up"))
-        except (OSError, RuntimeError):  # it does not listen, or is not ready yet
-            return False

@@ -16,18 +16,23 @@ from pathlib import Path
 from tandem.errors import TandemError
 from tandem_client.admin.client import is_serving
 from tandem_client.channel import ChannelOptions
+from tests.deploy.events.event import NUM_EXECUTORS, num_attached
+from tests.deploy.events.streams.callers import Access
+from tests.deploy.events.streams.load import Outputs, undisturbed
+from tests.deploy.events.streams.programs import Programs
 from tests.deploy.pods.certificates.secret_folders import write_secrets
 from tests.deploy.pods.counting.monitors import configuration, targets_of
 from tests.deploy.pods.counting.scraping import INTERVAL_S, Prometheus
 from tests.deploy.pods.podman import Pods
-from tests.deploy.pods.setting import NUM_EXECUTORS, Setting
-from tests.deploy.pods.streams.callers import Access
-from tests.deploy.pods.streams.load import Outputs, undisturbed
-from tests.deploy.pods.streams.programs import Programs
+from tests.deploy.pods.setting import Setting
 from tests.deploy.pods.translate import LocalPod, Translation
+from tests.waiting import TooLate, wait_until
 
 START_LIMIT_S = 300.0
 SCHEDULER = "tandem-scheduler-0"
+GATEWAY = "tandem-gateway-1"
+"""The gateway that events befall; another one stays."""
+FIRST, SECOND = "tandem-executor-0", "tandem-executor-1"
 LATER = f"tandem-executor-{NUM_EXECUTORS}"
 """The executor that is not there at the start."""
 
@@ -62,15 +67,21 @@ class Cluster:
         """The pods that are there between events."""
         return [pod for pod in self.translation.pods if pod.name != LATER]
 
-    def num_attached(self) -> int:
-        """Return how many executors the scheduler says are attached."""
-        host = self.access.scheduler.rpartition(":")[0]
-        with urllib.request.urlopen(f"http://{host}:9464/metrics", timeout=5) as answer:
-            lines = answer.read().decode().splitlines()
-        values = [
-            line.split()[-1] for line in lines if line.startswith("tandem_each_executor_attached{")
-        ]
-        return sum(float(value) == 1.0 for value in values)
+    def play(self, pod: LocalPod) -> None:
+        """Start a pod; the scheduler and gateways have addresses that stay."""
+        self.pods.play(pod, has_fixed_address=pod.workload != "tandem-executor")
+
+    def replace(self, name: str) -> None:
+        """End a pod with SIGTERM and its grace time, and start a new one."""
+        pod = self.named(name)
+        self.pods.stop(pod)
+        self.play(pod)
+
+    def kill_and_restart(self, name: str) -> None:
+        """Kill a pod's processes, as a lack of memory does, and start its containers again."""
+        pod = self.named(name)
+        self.pods.kill(pod)
+        self.pods.restart(pod)
 
     def options(self) -> ChannelOptions:
         """Return how the harness itself connects to the public port."""
@@ -81,26 +92,30 @@ class Cluster:
         Wait until the scheduler serves with a number of executors, and the gateways see it.
 
         Raises:
-            TimeoutError: They do not within `START_LIMIT_S`.
+            TooLate: They do not within `START_LIMIT_S`.
         """
-        until = time.monotonic() + START_LIMIT_S
+        host = self.access.scheduler.rpartition(":")[0]
         problem = ""
-        while time.monotonic() < until:
+
+        def is_served() -> bool:
+            nonlocal problem
             try:
                 is_ready = is_serving(
                     self.access.scheduler, "tandem.ready", timeout_s=5, options=self.options()
                 )
-                attached = self.num_attached()
+                attached = num_attached(host)
                 if is_ready and attached == num_executors and self._gateways_serve():
-                    return
+                    return True
                 problem = f"ready: {is_ready}, executors: {attached}"
             except (TandemError, OSError) as error:
                 problem = str(error)  # it does not listen yet
-            time.sleep(0.5)
-        logs = "\n".join(self.pods.logs(pod) for pod in self.present)
-        raise TimeoutError(
-            f"no {num_executors} executors within {START_LIMIT_S:g} s ({problem}):\n{logs}"
-        )
+            return False
+
+        try:
+            wait_until(is_served, f"{num_executors} executors", START_LIMIT_S, 0.5)
+        except TooLate as error:
+            logs = "\n".join(self.pods.logs(pod) for pod in self.present)
+            raise TooLate(f"{error} ({problem}):\n{logs}") from error
 
     def write_secrets(self) -> None:
         """Write the present content of all Secrets over the files that pods and clients read."""
@@ -185,7 +200,7 @@ def _play(setting: Setting, folder: Path, pods: Pods) -> Cluster:
     )
     cluster.write_secrets()
     for pod in cluster.present:
-        pods.play(pod, has_fixed_address=pod.name == SCHEDULER)
+        cluster.play(pod)
     gateways = [pod for pod in cluster.present if pod.workload == "tandem-gateway"]
     cluster.access.scheduler = f"{pods.address(cluster.named(SCHEDULER))}:50051"
     cluster.access.gateways = tuple(f"{pods.address(pod)}:8000" for pod in gateways)

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 
+from tests.deploy.events.event import NUM_EXECUTORS, SETTLED_S, Event
 from tests.deploy.pods.certificates.rotation import renew, replace_authorities
-from tests.deploy.pods.cluster import LATER, SCHEDULER, Cluster
-from tests.deploy.pods.setting import NUM_EXECUTORS
+from tests.deploy.pods.cluster import FIRST, GATEWAY, LATER, SCHEDULER, SECOND, Cluster
 
 PAUSED_S = 8.0
-SETTLED_S = 3.0
-"""Seconds that streams run before an event, and after it."""
 
 
 def kill(cluster: Cluster) -> None:
-    """Kill an executor, as a lack of memory does, and start its container again."""
-    one = cluster.named("tandem-executor-1")
-    cluster.pods.kill(one)
-    cluster.pods.restart(one)
+    """Kill an executor, and start its container again."""
+    cluster.kill_and_restart(SECOND)
 
 
 def stop(cluster: Cluster) -> None:
-    """End an executor with SIGTERM and its grace time, and start a new pod."""
-    one = cluster.named("tandem-executor-1")
-    cluster.pods.stop(one)
-    cluster.pods.play(one)
+    """Replace an executor."""
+    cluster.replace(SECOND)
 
 
 def pause(cluster: Cluster) -> None:
-    """Let an executor stand still, and go on."""
-    one = cluster.named("tandem-executor-0")
+    """Freeze an executor's processes for a while."""
+    one = cluster.named(FIRST)
     cluster.pods.pause(one)
     time.sleep(PAUSED_S)
     cluster.pods.unpause(one)
@@ -39,66 +31,49 @@ def pause(cluster: Cluster) -> None:
 
 def replace_all(cluster: Cluster) -> None:
     """Replace the executors one after another, as a rollout of their StatefulSet does."""
-    for name in ("tandem-executor-1", "tandem-executor-0"):
-        one = cluster.named(name)
-        cluster.pods.stop(one)
-        cluster.pods.play(one)
+    for name in (SECOND, FIRST):
+        cluster.replace(name)
         cluster.wait_for(NUM_EXECUTORS)
 
 
 def cut_off(cluster: Cluster) -> None:
-    """Let an executor's network be gone for a while."""
-    one = cluster.named("tandem-executor-1")
+    """Separate an executor from the network for a while."""
+    one = cluster.named(SECOND)
     cluster.pods.cut_off(one)
     time.sleep(PAUSED_S)
     cluster.pods.join(one)
 
 
 def run_out_of_memory(cluster: Cluster) -> None:
-    """Let the kernel kill an executor for its memory limit, and start its container again."""
-    one = cluster.named("tandem-executor-1")
+    """Have the kernel kill an executor for its memory limit, and start its container again."""
+    one = cluster.named(SECOND)
     cluster.pods.fill_memory(one)
     cluster.pods.restart(one)
 
 
 def scale_out_and_in(cluster: Cluster) -> None:
-    """Let a third executor join, and leave again."""
+    """Add a third executor, and end it again."""
     third = cluster.named(LATER)
-    cluster.pods.play(third)
-    cluster.wait_for(3)
+    cluster.play(third)
+    cluster.wait_for(NUM_EXECUTORS + 1)
     time.sleep(SETTLED_S)
     cluster.pods.stop(third)
     cluster.pods.remove(third)
 
 
+def replace_gateway(cluster: Cluster) -> None:
+    """Replace a gateway, whose streams run to their end in its grace time."""
+    cluster.replace(GATEWAY)
+
+
 def replace_scheduler(cluster: Cluster) -> None:
-    """End the scheduler with SIGTERM and its grace time, and start a new pod at its address."""
-    one = cluster.named(SCHEDULER)
-    cluster.pods.stop(one)
-    cluster.pods.play(one, has_fixed_address=True)
+    """Replace the scheduler by a pod at its address."""
+    cluster.replace(SCHEDULER)
 
 
 def kill_scheduler(cluster: Cluster) -> None:
     """Kill the scheduler, and start its container again."""
-    one = cluster.named(SCHEDULER)
-    cluster.pods.kill(one)
-    cluster.pods.restart(one)
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """
-    One event that a row of the table is about.
-
-    Attributes:
-        text: The event in words.
-        happen: Lets it happen; raises a RotationError where something is not as it should be.
-        ends_scheduler: True where streams end with the scheduler, so that clients resume them.
-    """
-
-    text: str
-    happen: Callable[[Cluster], None]
-    ends_scheduler: bool = False
+    cluster.kill_and_restart(SCHEDULER)
 
 
 EVENTS = (
@@ -109,8 +84,21 @@ EVENTS = (
     Event("one executor of two killed for its memory limit, started again", run_out_of_memory),
     Event("a third executor joins, and leaves (SIGTERM)", scale_out_and_in),
     Event("both executors replaced, one after another", replace_all),
-    Event("scheduler replaced (SIGTERM, then a new pod); clients resume", replace_scheduler, True),
-    Event("scheduler killed (SIGKILL) and started again; clients resume", kill_scheduler, True),
+    Event(
+        "one gateway of two replaced (SIGTERM, then a new pod); its clients ask the other",
+        replace_gateway,
+        ends_gateway=True,
+    ),
+    Event(
+        "scheduler replaced (SIGTERM, then a new pod); clients resume",
+        replace_scheduler,
+        ends_scheduler=True,
+    ),
+    Event(
+        "scheduler killed (SIGKILL) and started again; clients resume",
+        kill_scheduler,
+        ends_scheduler=True,
+    ),
 )
 """Events of the pods of overlays/local-podman."""
 ROTATIONS = (

@@ -13,16 +13,18 @@ import yaml
 
 from tests.deploy.podman import PodmanCommands, PodmanError
 from tests.deploy.pods.translate import LocalPod
+from tests.waiting import TooLate, wait_until
 
 STOP_LIMIT_S = 20.0
 """Longest time that podman may take to stop a pod after its last container."""
 HOG = """
-open("/proc/self/oom_score_adj", "w").write("-1000")
+from pathlib import Path
+Path("/proc/1/oom_score_adj").write_text("1000")
 kept = []
 while True:
     kept.append(b"x" * (16 << 20))
 """
-"""Program that takes memory without end, and is the last to be killed for it."""
+"""Program that takes memory without end where the container's first process is killed first for it."""
 
 
 class Pods:
@@ -39,6 +41,8 @@ class Pods:
         self._folder = folder
         self._network = network
         self._played: dict[str, LocalPod] = {}
+        self._addresses: dict[str, str] = {}
+        """Fixed addresses, by the name of their pod."""
         self._earlier: dict[str, str] = {}
         """Logs of pods that were removed, by name."""
         self._since_s = time.time()
@@ -49,8 +53,11 @@ class Pods:
 
     def play(self, pod: LocalPod, *, has_fixed_address: bool = False) -> None:
         """
-        Start a pod under the names of its Services; an earlier one of its name is removed. With the
-        fixed address, of which there is one, its successors have the same, as behind a Service.
+        Start a pod under the names of its Services; an earlier one of its name is removed.
+
+        Args:
+            pod: The pod.
+            has_fixed_address: True for a pod whose successors have its address, as behind a Service.
         """
         self.remove(pod)
         manifest = self._folder / f"{pod.name}.yaml"
@@ -59,7 +66,8 @@ class Pods:
         self._played[pod.name] = pod
         where = ["--network", f"{self._network}:{names}"]
         if has_fixed_address:
-            where += ["--ip", str(self._subnet.broadcast_address - 1)]
+            last = self._subnet.broadcast_address - 1 - len(self._addresses)
+            where += ["--ip", self._addresses.setdefault(pod.name, str(last))]
         self._podman("kube", "play", "--quiet", *where, str(manifest))
 
     def containers(self, pod: LocalPod) -> Sequence[str]:
@@ -85,34 +93,43 @@ class Pods:
             self._podman("pause", container)
 
     def unpause(self, pod: LocalPod) -> None:
-        """Let them go on."""
+        """Let the processes of a paused pod run again."""
         for container in self.containers(pod):
             self._podman("unpause", container)
 
     def cut_off(self, pod: LocalPod) -> None:
-        """Let nothing into a pod or out of it: its cable to the network's bridge goes down."""
+        """Drop all packets to and from a pod: its link to the network's bridge goes down."""
         self._set_link(pod, "down")
 
     def join(self, pod: LocalPod) -> None:
-        """Let a pod that was cut off take part again."""
+        """Connect a pod that was cut off to the network again."""
         self._set_link(pod, "up")
 
     def fill_memory(self, pod: LocalPod) -> None:
         """
-        Take memory in a pod's first container until the kernel kills something there for its limit;
-        what takes it is spared, so that the service is killed, and ends with the container.
+        Take memory in a pod's first container until the kernel kills the service there for its limit;
+        what takes it ends with the container.
+
+        Raises:
+            PodmanError: The container runs on.
         """
         container = self.containers(pod)[0]
+        # The command fails where it works, as it ends with the container.
         self._podman.attempt("exec", "--user=0", "--privileged", container, "python3", "-c", HOG)
+        try:
+            wait_until(lambda: self._has_ended(container), container, STOP_LIMIT_S, 0.2)
+        except TooLate as error:
+            raise PodmanError(f"{container} runs on without memory: {error}") from error
 
     def restart(self, pod: LocalPod) -> None:
         """
         Start a pod whose containers have ended again; its volumes stay. podman stops what is left
         of such a pod a moment after its last container, so that is waited for.
         """
-        until = time.monotonic() + STOP_LIMIT_S
-        while self._is_running(pod) and time.monotonic() < until:
-            time.sleep(0.2)
+        try:
+            wait_until(lambda: not self._is_running(pod), pod.name, STOP_LIMIT_S, 0.2)
+        except TooLate as error:
+            raise PodmanError(f"the containers of {pod.name} do not end: {error}") from error
         self._podman("pod", "start", pod.name)
 
     def remove(self, pod: LocalPod) -> None:
@@ -134,6 +151,10 @@ class Pods:
     def _is_running(self, pod: LocalPod) -> bool:
         inspected = json.loads(self._podman("pod", "inspect", pod.name))
         return any(one["State"] == "running" for one in inspected["Containers"])
+
+    def _has_ended(self, container: str) -> bool:
+        state = json.loads(self._podman("inspect", container))[0]["State"]
+        return bool(state["OOMKilled"]) or state["Status"] in ("exited", "stopped")
 
     def _set_link(self, pod: LocalPod, state: str) -> None:
         pid = str(json.loads(self._podman("inspect", self.containers(pod)[0]))[0]["State"]["Pid"])

@@ -10,21 +10,29 @@ Prometheus counted what the clients did; 130 after Ctrl-C or SIGTERM.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import signal
+import subprocess
 import sys
-import time
 from collections.abc import Sequence
 
-from tests.deploy.pods.certificates.rotation import RotationError
-from tests.deploy.pods.cluster import Watched, running
+from tests.deploy.events.event import NUM_EXECUTORS, Event
+from tests.deploy.events.measure import measure
+from tests.deploy.events.streams.load import Failure, Load, UndisturbedFailed
+from tests.deploy.events.streams.mix import callers_of_all
+from tests.deploy.events.streams.programs import ProgramMissing
+from tests.deploy.events.table import Row
+from tests.deploy.kubernetes.manifests import KubectlMissing, RenderingError
+from tests.deploy.podman import PodmanError
+from tests.deploy.pods.cluster import Cluster, Watched, running
 from tests.deploy.pods.counting.accounts import Accounts
-from tests.deploy.pods.counting.scraping import PrometheusError
-from tests.deploy.pods.events import EVENTS, ROTATIONS, SETTLED_S, Event
-from tests.deploy.pods.podman import PodmanError
-from tests.deploy.pods.setting import NUM_EXECUTORS, encrypted, plain
-from tests.deploy.pods.streams.load import Failure, Load
-from tests.deploy.pods.streams.programs import ProgramMissing
-from tests.deploy.pods.table import Results, Row, write
+from tests.deploy.pods.counting.monitors import MonitorError
+from tests.deploy.pods.events import EVENTS, ROTATIONS
+from tests.deploy.pods.setting import encrypted, plain
+from tests.deploy.pods.table import Counted, Results, write
+from tests.deploy.pods.translate import TranslationError
+from tests.deploy.prometheus import PrometheusError
+from tests.waiting import TooLate
 
 LANGUAGES = ("go", "typescript")
 """Clients beside those in Python and over HTTP, unless others are named."""
@@ -33,44 +41,31 @@ MAX_TOLD = 2
 """Failed streams of each client that are told of an event."""
 MAX_LINES = 12
 """Lines of each pod's log that are told with an event that failed."""
+ERRORS = (
+    *(KubectlMissing, MonitorError, PodmanError, ProgramMissing, PrometheusError, RenderingError),
+    *(TooLate, TranslationError, UndisturbedFailed, subprocess.CalledProcessError),
+)
+"""Errors that end a run, each of which is told in one line."""
 SEVERE = ('"level": "warning"', '"level": "error"', '"level": "critical"', "Traceback")
 
 
-def measure(watched: Watched, event: Event, num_streams: int) -> Row:
-    """Let an event happen under streams, and return what became of them."""
+def count(watched: Watched, event: Event[Cluster], num_streams: int) -> Counted:
+    """Let an event happen under streams, and return what became of them and what was counted."""
     cluster = watched.cluster
     cluster.wait_for(NUM_EXECUTORS)
     cluster.pods.forget_logs()
     accounts = Accounts(watched)
-    load = Load(
+    callers = callers_of_all(
         cluster.access,
         watched.programs,
-        watched.outputs,
         num_streams,
         resumes=event.ends_scheduler,
+        fails_over=event.ends_gateway,
     )
-    problems = []
-    load.start()
-    try:
-        time.sleep(SETTLED_S)
-        load.note_running()
-        try:
-            event.happen(cluster)
-        except RotationError as error:
-            problems.append(str(error))
-        cluster.wait_for(NUM_EXECUTORS)
-        time.sleep(SETTLED_S)
-    finally:
-        load.stop()
-    outcomes = load.end()
-    counts, wrong = accounts.close(outcomes, has_one_scheduler=not event.ends_scheduler)
-    return Row(
-        event=event.text,
-        outcomes=outcomes,
-        counts=counts,
-        problems=problems + wrong,
-        ends_scheduler=event.ends_scheduler,
-    )
+    row = measure(event, cluster, Load(callers, watched.outputs, resumes=event.ends_scheduler))
+    counts, mismatches = accounts.close(row)
+    row = dataclasses.replace(row, problems=[*row.problems, *mismatches])
+    return Counted(row=row, counts=counts)
 
 
 def tell(watched: Watched, row: Row) -> None:
@@ -103,14 +98,15 @@ def run(chosen: argparse.Namespace, results: list[Results]) -> None:
             continue
         setting = make()
         with running(setting, chosen.clients) as watched:
-            rows: list[Row] = []
+            counted: list[Counted] = []
             ready_s = watched.cluster.ready_s
-            results.append(Results(setting=setting.name, ready_s=ready_s, rows=rows))
+            results.append(Results(setting=setting.name, ready_s=ready_s, counted=counted))
             for event in of_cluster:
-                rows.append(measure(watched, event, chosen.streams))
-                print(rows[-1], flush=True)
-                if not rows[-1].is_good:
-                    tell(watched, rows[-1])
+                counted.append(count(watched, event, chosen.streams))
+                row = counted[-1].row
+                print(row, flush=True)
+                if not row.is_good:
+                    tell(watched, row)
 
 
 def main() -> int:
@@ -131,10 +127,10 @@ def main() -> int:
     except KeyboardInterrupt:
         print("pods: interrupted; all that was started is removed", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except (PodmanError, ProgramMissing, PrometheusError, TimeoutError, ValueError) as error:
+    except ERRORS as error:
         print(f"pods: {error}", file=sys.stderr)
         return 1
-    rows = [row for one in results for row in one.rows]
+    rows = [one.row for of_cluster in results for one in of_cluster.counted]
     if len(rows) == len(EVENTS) + len(ROTATIONS):
         write(results, chosen.streams)
     return 0 if rows and all(row.is_good for row in rows) else 1

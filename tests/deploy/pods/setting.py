@@ -7,13 +7,12 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.deploy.events.event import NUM_EXECUTORS
 from tests.deploy.kubernetes.manifests import ROOT, Document, render_combination
 from tests.deploy.pods.certificates.cert_manager import CertManager
 from tests.deploy.pods.certificates.secret_folders import write_secrets
 from tests.deploy.pods.translate import Translation, translate
 
-NUM_EXECUTORS = 2
-"""Executors at the start; one more joins and leaves."""
 CLIENT = "tandem-load"
 """Name of the clients' Secret, credential and tenant."""
 PUBLIC_ISSUER = "tandem-public"
@@ -82,7 +81,7 @@ def encrypted() -> Setting:
 def _with_one_more(documents: list[Document]) -> list[Document]:
     for document in documents:
         if document["kind"] == "StatefulSet":
-            document["spec"]["replicas"] = NUM_EXECUTORS + 1
+            document["spec"]["replicas"] = NUM_EXECUTORS + 1  # one joins and leaves
     return documents
 
 

@@ -4,58 +4,24 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.deploy.events.streams.callers import HTTP
+from tests.deploy.events.streams.prompts import TOKENS
+from tests.deploy.events.table import COLUMNS, RESULTS, Row, lines_of, write_between
 from tests.deploy.pods.counting.accounts import Counts
-from tests.deploy.pods.streams.load import Failure, Outcome
-from tests.deploy.pods.streams.prompts import TOKENS
 
 PAGE = Path(__file__).with_name("README.md")
-MARK = "<!-- results -->\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """
-    One row: an event, and the streams that ran meanwhile.
+class Counted:
+    """A row, and what Prometheus counted meanwhile."""
 
-    Attributes:
-        event: The event in words.
-        outcomes: What became of the streams of each client.
-        counts: What Prometheus counted.
-        problems: All that is wrong but failed streams.
-        ends_scheduler: True if the scheduler ended, which then counts from 0.
-    """
-
-    event: str
-    outcomes: Mapping[str, Outcome]
+    row: Row
     counts: Counts
-    problems: Sequence[str]
-    ends_scheduler: bool
-
-    @property
-    def failures(self) -> list[Failure]:
-        """All streams that failed."""
-        return [one for outcome in self.outcomes.values() for one in outcome.failures]
-
-    @property
-    def finished(self) -> int:
-        """Number of all streams that finished."""
-        return sum(one.finished for one in self.outcomes.values())
-
-    @property
-    def is_good(self) -> bool:
-        """True if nothing failed."""
-        return not self.failures and not self.problems
-
-    def __str__(self) -> str:
-        cells = [
-            f"{one.running}, {one.finished}, {len(one.failures)}" for one in self.outcomes.values()
-        ]
-        pause_s = max(one.longest_pause_s for one in self.outcomes.values())
-        return f"| {self.event} | {' | '.join(cells)} | {pause_s:.1f} s |"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,51 +32,46 @@ class Results:
     Attributes:
         setting: Overlay that was played.
         ready_s: Seconds from nothing until both executors served.
-        rows: Rows of its events.
+        counted: Rows of its events, with counts.
     """
 
     setting: str
     ready_s: float
-    rows: Sequence[Row]
+    counted: Sequence[Counted]
 
 
 def page(results: Sequence[Results], num_streams: int) -> str:
-    """Return what follows the mark in README.md."""
+    """Return what stands after the mark in README.md."""
     when = dt.datetime.now(tz=dt.UTC).date()
     starts = " and ".join(f"{one.ready_s:.0f} s ({one.setting})" for one in results)
-    rows = [row for one in results for row in one.rows]
-    clients = list(rows[0].outcomes)
+    counted = [one for of_cluster in results for one in of_cluster.counted]
     told = (
         f"Written on {when}: {num_streams} streams at a time of {TOKENS} tokens, {os.cpu_count()} "
-        f"cores; from nothing until both executors served: {starts}. In the column of each client "
-        f"stand its streams that ran when the event began, that finished, and that failed."
+        f"cores; from nothing until both executors served: {starts}. {COLUMNS}"
     )
-    lines = [
-        f"{told}\n",
-        f"| event | {' | '.join(clients)} | longest pause of a stream |",
-        f"|---|{'---:|' * (len(clients) + 1)}",
-        *(str(row) for row in rows),
-        "",
-        account(rows),
-    ]
-    return "\n".join(lines) + "\n"
+    return (
+        "\n".join([f"{told}\n", *lines_of([one.row for one in counted]), "", account(counted)])
+        + "\n"
+    )
 
 
-def account(rows: Sequence[Row]) -> str:
+def account(counted: Sequence[Counted]) -> str:
     """Return the line that compares what clients and Prometheus counted, or all that is wrong."""
-    if wrong := [f"{row.event}: {problem}" for row in rows for problem in row.problems]:
-        return f"Wrong: {'; '.join(wrong)}."
-    steady = [row for row in rows if not row.ends_scheduler]
+    rows = [one.row for one in counted]
+    if problems := [f"{row.event}: {problem}" for row in rows for problem in row.problems]:
+        return f"Wrong: {'; '.join(problems)}."
+    steady = [one for one in counted if not one.row.ends_scheduler]
+    of_gateways = [one for one in counted if not one.row.ends_gateway]
     return (
         f"In the {len(steady)} events in which no scheduler ends, clients finished "
-        f"{sum(row.finished for row in steady)} streams; Prometheus, which saw `up` of the scheduler "
-        f"and of both gateways at 1 in every scrape of them, counted "
-        f"{sum(row.counts.of_scheduler for row in steady)}. Of all events the gateways finished "
-        f"{sum(row.counts.of_gateways for row in rows)} by its count."
+        f"{sum(one.row.finished for one in steady)} streams; Prometheus counted "
+        f"{sum(one.counts.of_scheduler for one in steady)}, and saw `up` at 1 in every scrape of the "
+        f"pods that did not end. In the {len(of_gateways)} events in which no gateway ends, clients "
+        f"over HTTP finished {sum(one.row.outcomes[HTTP].finished for one in of_gateways)} streams; "
+        f"Prometheus counted {sum(one.counts.of_gateways for one in of_gateways)}."
     )
 
 
 def write(results: Sequence[Results], num_streams: int) -> None:
     """Write the table into README.md, in place of the one before."""
-    head = PAGE.read_text().partition(MARK)[0]
-    PAGE.write_text(f"{head}{MARK}\n{page(results, num_streams)}")
+    write_between(PAGE, RESULTS, page(results, num_streams))

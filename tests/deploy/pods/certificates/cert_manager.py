@@ -111,6 +111,11 @@ class CertManager:
         for name, spec in self._specs.items():
             self.secrets[name]["ca.crt"] = self._issuers[spec["issuerRef"]["name"]].trusted
 
+    def issued(self, secret: str) -> Content:
+        """Return a certificate like that of a Secret, which the present authority issues now."""
+        issuer = self._issuers[self._specs[secret]["issuerRef"]["name"]]
+        return {"ca.crt": issuer.trusted} | issuer.issue([secret], secret)
+
     def expired(self, secret: str) -> Content:
         """Return a certificate like that of a Secret, which was valid until yesterday."""
         issuer = self._issuers[self._specs[secret]["issuerRef"]["name"]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,18 +12,20 @@ from tandem_client import NO_RETRY, Client
 from tandem_client.admin.client import is_serving
 from tandem_client.channel import ChannelOptions
 from tests.certificates import first_certificate, shown_certificate
+from tests.deploy.events.event import NUM_EXECUTORS, EventFailed
 from tests.deploy.pods.certificates.cert_manager import CertManager, Content
 from tests.deploy.pods.certificates.secret_folders import write_secrets
-from tests.deploy.pods.cluster import Cluster
-from tests.deploy.pods.setting import CLIENT, NUM_EXECUTORS
+from tests.deploy.pods.cluster import SECOND, Cluster
+from tests.deploy.pods.setting import CLIENT
+from tests.waiting import TooLate, wait_until
 
-STEP_S = 4.0
-"""Seconds between two steps of a rotation; the gateway looks for files each two."""
+STEP_LIMIT_S = 30.0
+"""Longest time until every port has read changed files."""
 LINK = "tandem-link-scheduler"
 """Secret of the certificate that the scheduler shows to executors."""
 
 
-class RotationError(Exception):
+class RotationError(EventFailed):
     """A port that shows an old certificate, or serves a caller that it must refuse."""
 
 
@@ -31,8 +33,7 @@ def renew(cluster: Cluster) -> None:
     """Renew all certificates; their authorities stay."""
     _certificates(cluster).renew()
     cluster.write_secrets()
-    time.sleep(STEP_S)
-    check_newest(cluster)
+    _wait_for(lambda: check_newest(cluster))
 
 
 def replace_authorities(cluster: Cluster) -> None:
@@ -45,20 +46,54 @@ def replace_authorities(cluster: Cluster) -> None:
     former = {name: dict(certificates.secrets[name]) for name in (CLIENT, LINK)}
     certificates.replace_authorities()
     cluster.write_secrets()
-    time.sleep(STEP_S)
+    _wait_for(lambda: check_trusted(cluster))
     certificates.renew()
     cluster.write_secrets()
-    time.sleep(STEP_S)
+    _wait_for(lambda: check_newest(cluster))
     certificates.forget_old_authorities()
     cluster.write_secrets()
-    time.sleep(STEP_S)
+    _wait_for(lambda: check_refusals(cluster, former))
     check_newest(cluster)
-    check_refusals(cluster, former)
-    one = cluster.named("tandem-executor-1")
-    cluster.pods.stop(one)
-    cluster.pods.play(one)
+    cluster.replace(SECOND)
     cluster.wait_for(NUM_EXECUTORS)
     check_newest(cluster)
+
+
+def _wait_for(check: Callable[[], None]) -> None:
+    """
+    Repeat a check until it finds nothing wrong.
+
+    Raises:
+        RotationError: It still does after `STEP_LIMIT_S`.
+    """
+    found: list[RotationError] = []
+
+    def is_right() -> bool:
+        try:
+            check()
+        except RotationError as error:
+            found.append(error)
+            return False
+        return True
+
+    try:
+        wait_until(is_right, "ports have read their files", STEP_LIMIT_S, 0.5)
+    except TooLate as error:
+        raise found[-1] from error
+
+
+def check_trusted(cluster: Cluster) -> None:
+    """
+    Check that each port serves a caller with a certificate of the present authority.
+
+    Raises:
+        RotationError: One of them refuses it.
+    """
+    for number, port in enumerate(_ports(cluster)):
+        folder = cluster.folder / "checks" / f"trusted-{number}"
+        _write(folder, _certificates(cluster).issued(port.client))
+        if refusal := _refusal(port, folder):
+            raise RotationError(f"{port.address} does not trust the new authority: {refusal}")
 
 
 def check_newest(cluster: Cluster) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tests.deploy.pods.cluster import Watched
-from tests.deploy.pods.setting import NUM_EXECUTORS
-from tests.deploy.pods.streams.load import HTTP, Outcome
+from tests.deploy.events.event import NUM_EXECUTORS
+from tests.deploy.events.streams.callers import HTTP
+from tests.deploy.events.table import Row
+from tests.deploy.pods.cluster import GATEWAY, SCHEDULER, Watched
 
 OF_SCHEDULER = 'sum(tandem_requests_total{outcome="finished"})'
 OF_GATEWAYS = 'sum(tandem_gateway_requests_total{path="/v1/completions",status="200"})'
@@ -33,15 +33,13 @@ class Accounts:
         self._began_s = time.monotonic()
         self._before = self._counts()
 
-    def close(
-        self, outcomes: Mapping[str, Outcome], *, has_one_scheduler: bool
-    ) -> tuple[Counts, list[str]]:
+    def close(self, row: Row) -> tuple[Counts, list[str]]:
         """
         Compare with what the clients counted.
 
         Args:
-            outcomes: Outcome of each client; streams that failed may be counted or not.
-            has_one_scheduler: True if no process of the scheduler ended: a new one counts from 0.
+            row: What became of the streams; those that failed may be counted or not. A pod that
+                ended counts from 0 again, so that its counts are not compared.
 
         Returns:
             The streams that Prometheus counted meanwhile, and what is wrong, in sentences.
@@ -53,19 +51,21 @@ class Accounts:
             now.of_scheduler - self._before.of_scheduler, now.of_gateways - self._before.of_gateways
         )
         problems = []
+        ended = {SCHEDULER} if row.ends_scheduler else {GATEWAY} if row.ends_gateway else set()
         since = f"[{int(time.monotonic() - self._began_s)}s]"
-        up = prometheus.ask(f"min_over_time(up{since})" if has_one_scheduler else "up")
-        if up != dict.fromkeys(self._watched.pages, 1.0):
-            problems.append(f"Prometheus did not reach every page: {up}")
+        lowest = prometheus.ask(f"min_over_time(up{since})")
+        if missed := {pod for pod in self._watched.pages - ended if lowest.get(pod) != 1.0}:
+            problems.append(f"Prometheus did not reach every page of {', '.join(sorted(missed))}")
+        if prometheus.ask("up") != dict.fromkeys(self._watched.pages, 1.0):
+            problems.append("Prometheus does not reach every page after the event")
         if prometheus.ask(ATTACHED) != {"": NUM_EXECUTORS}:
             problems.append(f"Prometheus sees executors that are not attached: {ATTACHED}")
-        if any(outcome.failures for outcome in outcomes.values()):
+        if row.failures:
             return counts, problems
-        finished = sum(outcome.finished for outcome in outcomes.values())
-        if has_one_scheduler and counts.of_scheduler != finished:
-            problems.append(f"clients finished {finished} streams, the scheduler: {counts}")
-        if counts.of_gateways != outcomes[HTTP].finished:
-            of_http = outcomes[HTTP].finished
+        if not row.ends_scheduler and counts.of_scheduler != row.finished:
+            problems.append(f"clients finished {row.finished} streams, the scheduler: {counts}")
+        of_http = row.outcomes[HTTP].finished
+        if not row.ends_gateway and counts.of_gateways != of_http:
             problems.append(f"clients over HTTP finished {of_http} streams, the gateways: {counts}")
         return counts, problems
 

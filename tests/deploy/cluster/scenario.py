@@ -18,35 +18,27 @@ from pathlib import Path
 
 from tests.deploy.cluster import admission, policies
 from tests.deploy.cluster.cluster import EXECUTORS, HOST, NAMESPACE, Cluster, Kubectl, KubectlError
-from tests.deploy.cluster.events import EVENTS, NUM_EXECUTORS, SETTLED_S, Event, NotRefused
-from tests.deploy.cluster.load import TOKENS, Load
+from tests.deploy.cluster.events import EVENTS
 from tests.deploy.cluster.node import settings
 from tests.deploy.cluster.node.build import KUBERNETES_VERSION
 from tests.deploy.cluster.node.images import COREDNS, ImageError
 from tests.deploy.cluster.node.processes import Node, NodeError
 from tests.deploy.cluster.walkthrough import CommandFailed, Walkthrough
+from tests.deploy.events.event import NUM_EXECUTORS, Event
+from tests.deploy.events.measure import measure
+from tests.deploy.events.streams.callers import Access, PythonCaller
+from tests.deploy.events.streams.load import Load, Outputs, UndisturbedFailed, undisturbed
+from tests.deploy.events.streams.prompts import TOKENS
+from tests.deploy.events.table import COLUMNS, RESULTS, Row, lines_of, write_between
+from tests.waiting import TooLate
 
 PAGE = Path(__file__).with_name("README.md")
-RESULTS = "<!-- results -->\n"
 POLICIES = "<!-- policies -->\n"
-END = "<!-- end -->\n"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One row of the table: an event, and the streams that ran meanwhile."""
-
-    event: str
-    num_running: int
-    finished: int
-    failed: int
-    longest_pause_s: float
-
-    def __str__(self) -> str:
-        return (
-            f"| {self.event} | {self.num_running} | {self.finished} | {self.failed} | "
-            f"{self.longest_pause_s:.1f} s |"
-        )
+ACCESS = Access(scheduler=f"{HOST}:50051")
+MAX_TOLD = 5
+"""Failed streams that are told of an event."""
+ERRORS = (CommandFailed, ImageError, KubectlError, NodeError, TooLate, UndisturbedFailed)
+"""Errors that end a run, each of which is told in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +59,9 @@ class Findings:
             f"{self.num_definitions} custom resource definitions of the projects that the components "
             f"need. {self.first_stream_s:.0f} s from the first command of the walkthrough to its "
             f"last, a stream and `tandem top` among them. Then {self.num_streams} streams at a time "
-            f"of {TOKENS} tokens:"
+            f"of {TOKENS} tokens. {COLUMNS}"
         )
-        lines = [
-            f"{told}\n",
-            "| event | streams running | finished | failed | longest pause of a stream |",
-            "|---|---:|---:|---:|---:|",
-            *(str(row) for row in self.rows),
-        ]
+        lines = [f"{told}\n", *lines_of(self.rows)]
         return "\n".join(lines) + "\n"
 
 
@@ -98,13 +85,6 @@ def prepare(kubectl: Kubectl, state: Path) -> None:
     subprocess.run(["mount", "--bind", str(names), "/etc/resolv.conf"], check=True)
 
 
-def write(mark: str, text: str) -> None:
-    """Write a text into README.md between a mark and the next end, in place of the one before."""
-    head, _, rest = PAGE.read_text().partition(mark)
-    _, _, tail = rest.partition(END)
-    PAGE.write_text(f"{head}{mark}\n{text}\n{END}{tail}")
-
-
 def are_enforced(cluster: Cluster) -> bool:
     """Try connections with policies, write their table, and return whether all were right."""
     verdicts = policies.verdicts(cluster)
@@ -115,32 +95,22 @@ def are_enforced(cluster: Cluster) -> bool:
     ]
     print("\n".join(lines), flush=True)
     if are_right := all(one.is_right for one in verdicts):
-        write(POLICIES, "\n".join(lines) + "\n")
+        write_between(PAGE, POLICIES, "\n".join(lines) + "\n")
     else:
-        print("policies do not what they have to", file=sys.stderr)
+        print("the policies allow or refuse other connections than they have to", file=sys.stderr)
     return are_right
 
 
-def measure(cluster: Cluster, event: Event, num_streams: int) -> Row:
-    """Let an event happen under streams, and return what became of them."""
+def stream_through(cluster: Cluster, event: Event[Cluster], outputs: Outputs, num: int) -> Row:
+    """Let an event happen under a number of streams, and return what became of them."""
     cluster.wait_for(NUM_EXECUTORS)
-    load = Load(f"{HOST}:50051", num_streams, resumes=event.resumes)
-    load.start()
-    time.sleep(SETTLED_S)
-    num_running = load.num_running
-    event.happen(cluster)
-    cluster.wait_for(NUM_EXECUTORS)
-    time.sleep(SETTLED_S)
-    outcome = load.end()
-    for message in outcome.messages:
-        print(f"failed: {message}", file=sys.stderr)
-    return Row(
-        event=event.text,
-        num_running=num_running,
-        finished=outcome.finished,
-        failed=outcome.failed,
-        longest_pause_s=outcome.longest_pause_s,
-    )
+    resumes = event.ends_scheduler
+    callers = [PythonCaller(ACCESS, resumes=resumes) for _ in range(num)]
+    row = measure(event, cluster, Load(callers, outputs, resumes=resumes))
+    print(row, flush=True)
+    for problem in (*row.problems, *row.failures[:MAX_TOLD]):
+        print(f"failed: {problem}", file=sys.stderr)
+    return row
 
 
 def observe(node: Node, chosen: argparse.Namespace) -> int:
@@ -159,14 +129,15 @@ def observe(node: Node, chosen: argparse.Namespace) -> int:
         Walkthrough(kubectl).follow()
         first_stream_s = time.monotonic() - began_s
         cluster.in_namespace("scale", EXECUTORS, f"--replicas={NUM_EXECUTORS}")
+        cluster.wait_for(NUM_EXECUTORS)
+        outputs = undisturbed(ACCESS)
         for event in EVENTS:
             if any(text in event.text for text in chosen.only):
-                rows.append(measure(cluster, event, chosen.streams))
-                print(rows[-1], flush=True)
+                rows.append(stream_through(cluster, event, outputs, chosen.streams))
                 node.check()
         is_enforced = are_enforced(cluster)
-    except (CommandFailed, KubectlError, NotRefused, TimeoutError):
-        print(cluster.story(), file=sys.stderr)
+    except (CommandFailed, KubectlError, TooLate, UndisturbedFailed):
+        print(cluster.diagnostics(), file=sys.stderr)
         raise
     kubectl("delete", "namespace", NAMESPACE)
     if len(rows) == len(EVENTS) and not faults:
@@ -177,8 +148,8 @@ def observe(node: Node, chosen: argparse.Namespace) -> int:
             num_streams=chosen.streams,
             rows=rows,
         )
-        write(RESULTS, str(findings))
-    return 1 if faults or not is_enforced or any(row.failed for row in rows) else 0
+        write_between(PAGE, RESULTS, str(findings))
+    return 1 if faults or not is_enforced or not all(row.is_good for row in rows) else 0
 
 
 def main() -> int:
@@ -195,10 +166,7 @@ def main() -> int:
     try:
         node.start()
         return observe(node, chosen)
-    except (
-        *(CommandFailed, ImageError, KubectlError, NodeError, NotRefused),
-        TimeoutError,
-    ) as error:
+    except ERRORS as error:
         print(f"cluster: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -10,8 +10,8 @@ from typing import Any
 
 from tests.clients.conformance.player import Command, Player
 from tests.clients.conformance.programs import PROGRAMS, why_not
-from tests.deploy.pods.streams.callers import Access, Received
-from tests.deploy.pods.streams.prompts import Request
+from tests.deploy.events.streams.callers import Access, Received
+from tests.deploy.events.streams.prompts import Request
 
 LOOK_S = 0.01
 """Seconds between looks for what a program has printed, the resolution of a pause."""
@@ -63,7 +63,15 @@ class ProgramCaller:
 
     _names = itertools.count(1)
 
-    def __init__(self, player: Player, access: Access, *, resumes: bool) -> None:
+    def __init__(self, name: str, player: Player, access: Access, *, resumes: bool) -> None:
+        """
+        Args:
+            name: Name of the language.
+            player: The program.
+            access: Address and credentials.
+            resumes: True for a client that resumes its streams, as by default.
+        """
+        self.name = name
         self._player = player
         self._access = access
         given = {"server_name": access.server_name, "token": access.token}

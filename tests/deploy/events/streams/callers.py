@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,11 +14,13 @@ import httpx
 from tandem.errors import TandemError
 from tandem_client import NO_RETRY, Client
 from tandem_client.events import Delta, Started
-from tests.deploy.pods.streams.prompts import Request
+from tests.deploy.events.streams.prompts import Request
 
 SILENCE_S = 300.0
 """Longest time without a message of a stream over HTTP."""
-NOT_NOW = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "503", "429", "connect")
+PYTHON = "python"
+HTTP = "OpenAI over HTTP"
+TRANSIENT_CODES = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "503", "429", "connect")
 """Codes of errors after which a client may ask again later."""
 
 
@@ -29,7 +31,7 @@ class Access:
 
     Attributes:
         scheduler: Address of the scheduler.
-        gateways: Addresses of the gateways.
+        gateways: Addresses of the gateways, if there are any.
         files: Folder with ca.crt, tls.crt and tls.key of a client, another one after a rotation;
             None = plain text.
         server_name: Name in the scheduler's certificate; None = that of its address.
@@ -37,7 +39,7 @@ class Access:
     """
 
     scheduler: str
-    gateways: tuple[str, ...]
+    gateways: tuple[str, ...] = ()
     files: Path | None = None
     server_name: str | None = None
     token: str | None = None
@@ -70,11 +72,18 @@ class Received:
     @property
     def may_ask_again(self) -> bool:
         """True if no server has accepted the request and the error is one that passes."""
-        return self.request_id is None and self.code in NOT_NOW
+        return self.request_id is None and self.code in TRANSIENT_CODES
 
 
 class Caller(Protocol):
-    """A client that reads one stream at a time."""
+    """
+    A client that reads one stream at a time.
+
+    Attributes:
+        name: Name of the client, which is a column of the table.
+    """
+
+    name: str
 
     def stream(self, request: Request, heard: Callable[[], None]) -> Received:
         """Read a stream to its end, and call `heard` for each message with tokens."""
@@ -85,6 +94,8 @@ class Caller(Protocol):
 
 class PythonCaller:
     """The Python client; over TLS each stream has a connection of its own."""
+
+    name = PYTHON
 
     def __init__(self, access: Access, *, resumes: bool) -> None:
         self._access = access
@@ -123,23 +134,43 @@ class PythonCaller:
 
 
 class HttpCaller:
-    """OpenAI's API of one gateway, as server-sent events."""
+    """OpenAI's API of a gateway, as server-sent events."""
 
-    def __init__(self, access: Access, gateway: str) -> None:
+    name = HTTP
+
+    def __init__(self, access: Access, gateways: Sequence[str]) -> None:
+        """
+        Args:
+            access: Credentials.
+            gateways: Addresses of the gateway, and of those that are asked where it accepts nothing.
+        """
         headers = {"Authorization": f"Bearer {access.token}"} if access.token else {}
-        self._http = httpx.Client(
-            base_url=f"http://{gateway}",
-            headers=headers,
-            timeout=SILENCE_S,
-            trust_env=False,
-            verify=ssl.create_default_context(),
-        )
+        self._clients = [
+            httpx.Client(
+                base_url=f"http://{gateway}",
+                headers=headers,
+                timeout=SILENCE_S,
+                trust_env=False,
+                verify=ssl.create_default_context(),
+            )
+            for gateway in gateways
+        ]
 
     def stream(self, request: Request, heard: Callable[[], None]) -> Received:
         """Read a stream to its end, and call `heard` for each message with tokens."""
         received = Received()
+        for client in self._clients:
+            received = self._stream(client, request, heard)
+            if not received.may_ask_again:
+                break
+        return received
+
+    def _stream(
+        self, client: httpx.Client, request: Request, heard: Callable[[], None]
+    ) -> Received:
+        received = Received()
         try:
-            with self._http.stream("POST", "/v1/completions", json=request.body()) as answer:
+            with client.stream("POST", "/v1/completions", json=request.body()) as answer:
                 if answer.status_code != httpx.codes.OK:
                     received.error = f"{answer.status_code}: {answer.read().decode()}"
                     received.code = str(answer.status_code)
@@ -171,4 +202,5 @@ class HttpCaller:
 
     def close(self) -> None:
         """Close its connections."""
-        self._http.close()
+        for client in self._clients:
+            client.close()

@@ -7,17 +7,21 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.deploy.pods.streams.callers import Access, Caller, HttpCaller, PythonCaller, Received
-from tests.deploy.pods.streams.programs import ProgramCaller, Programs
-from tests.deploy.pods.streams.prompts import REQUESTS, TOKENS, Request
+from tests.deploy.events.streams.callers import Access, Caller, PythonCaller, Received
+from tests.deploy.events.streams.prompts import REQUESTS, TOKENS, Request
+from tests.waiting import wait_until
 
-PYTHON = "python"
-HTTP = "OpenAI over HTTP"
+RUNNING_LIMIT_S = 90.0
+"""Longest time until all streams have tokens at the same time."""
 ASK_AGAIN_S = 0.5
 """Seconds after which a client asks again that found no scheduler, or whose stream failed."""
 
 Outputs = Mapping[Request, Sequence[int]]
 """Tokens of each request when nothing disturbs it."""
+
+
+class UndisturbedFailed(Exception):
+    """A stream that failed although nothing disturbed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,46 +81,31 @@ class _Clock:
 
 class Load:
     """
-    A number of threads that each read one stream after another, and take turns among clients.
+    A number of threads that each read one stream after another, each by a caller of its own.
 
     Attributes:
         outcomes: What became of the streams so far, by client.
     """
 
     def __init__(
-        self,
-        access: Access,
-        programs: Programs,
-        outputs: Outputs,
-        num_streams: int,
-        *,
-        resumes: bool = False,
+        self, callers: Sequence[Caller], outputs: Outputs, *, resumes: bool = False
     ) -> None:
         """
         Args:
-            access: Addresses and credentials.
-            programs: Programs of clients in other languages.
+            callers: One caller for each thread, which `end` closes.
             outputs: What each request has to bring.
-            num_streams: Number of threads.
-            resumes: True for clients that resume their streams, as by default, and ask again where
-                no scheduler is; False for such that do neither, so that each stream must run to its
-                end by itself. The gateway resumes always.
+            resumes: True to ask again where no scheduler accepts a request; else that has failed.
         """
-        clients = client_names(programs)
-        self.outcomes = {name: Outcome() for name in clients}
+        self.outcomes = {caller.name: Outcome() for caller in callers}
         self._outputs = outputs
         self._resumes = resumes
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._clocks: list[_Clock | None] = [None] * num_streams
-        self._names = [clients[number % len(clients)] for number in range(num_streams)]
-        self._callers = [
-            _caller(name, number // len(clients), access, programs, resumes)
-            for number, name in enumerate(self._names)
-        ]
+        self._clocks: list[_Clock | None] = [None] * len(callers)
+        self._callers = callers
         self._threads = [
             threading.Thread(target=self._run, args=(number,), daemon=True)
-            for number in range(num_streams)
+            for number in range(len(callers))
         ]
 
     def start(self) -> None:
@@ -124,10 +113,23 @@ class Load:
         for thread in self._threads:
             thread.start()
 
-    def note_running(self) -> None:
-        """Count the streams that have received some of their tokens now."""
-        for name, clock in zip(self._names, self._clocks, strict=True):
-            self.outcomes[name].running += bool(clock and clock.num_heard)
+    def wait_until_running(self) -> None:
+        """
+        Wait until the streams of all threads have some of their tokens.
+
+        Raises:
+            TooLate: They do not have within `RUNNING_LIMIT_S`.
+        """
+        wait_until(self._are_running, "all streams have tokens", RUNNING_LIMIT_S)
+
+    def _are_running(self) -> bool:
+        """Count the streams that have some of their tokens now, and return whether all have."""
+        running = [bool(clock and clock.num_heard) for clock in self._clocks]
+        for outcome in self.outcomes.values():
+            outcome.running = 0
+        for caller, is_running in zip(self._callers, running, strict=True):
+            self.outcomes[caller.name].running += is_running
+        return all(running)
 
     def end(self) -> dict[str, Outcome]:
         """Let the streams that run end, and return what became of all."""
@@ -143,6 +145,13 @@ class Load:
         self._stopping.set()
 
     def _run(self, number: int) -> None:
+        """Read streams; an error that no caller expects ends the thread, and counts as a failure."""
+        try:
+            self._read_streams(number)
+        except Exception as error:  # noqa: BLE001  # without it the thread would end unnoticed
+            self._add_failure(number, None, f"{type(error).__name__}: {error}")
+
+    def _read_streams(self, number: int) -> None:
         turn = 0
         while not self._stopping.is_set():
             request = REQUESTS[(number + turn) % len(REQUESTS)]
@@ -159,7 +168,7 @@ class Load:
         self._clocks[number] = clock
         received = self._callers[number].stream(request, clock.hear)
         self._clocks[number] = None
-        outcome = self.outcomes[self._names[number]]
+        outcome = self.outcomes[self._callers[number].name]
         with self._lock:
             outcome.longest_pause_s = max(outcome.longest_pause_s, clock.longest_pause_s)
         return received
@@ -167,22 +176,19 @@ class Load:
     def _count(self, number: int, request: Request, received: Received) -> bool:
         """Count a stream, and return whether it finished."""
         error = received.error or difference(self._outputs[request], received.token_ids)
-        name = self._names[number]
-        with self._lock:
-            if not error:
-                self.outcomes[name].finished += 1
-                return True
+        if error:
             error = f"after {len(received.token_ids)} tokens: {error}"
-            failure = Failure(
-                client=name, number=number, request_id=received.request_id, error=error
-            )
-            self.outcomes[name].failures.append(failure)
+            self._add_failure(number, received.request_id, error)
             return False
+        with self._lock:
+            self.outcomes[self._callers[number].name].finished += 1
+        return True
 
-
-def client_names(programs: Programs) -> tuple[str, ...]:
-    """Return the names of all clients, which are columns of the table."""
-    return (PYTHON, *programs.players, HTTP)
+    def _add_failure(self, number: int, request_id: str | None, error: str) -> None:
+        name = self._callers[number].name
+        failure = Failure(client=name, number=number, request_id=request_id, error=error)
+        with self._lock:
+            self.outcomes[name].failures.append(failure)
 
 
 def undisturbed(access: Access) -> Outputs:
@@ -190,14 +196,14 @@ def undisturbed(access: Access) -> Outputs:
     Return the tokens of each request, which nothing disturbs.
 
     Raises:
-        ValueError: A stream failed.
+        UndisturbedFailed: A stream failed.
     """
     outputs = {}
     caller = PythonCaller(access, resumes=False)
     for request in REQUESTS:
         received = caller.stream(request, lambda: None)
         if received.error or len(received.token_ids) != TOKENS:
-            raise ValueError(f"a stream that nothing disturbs failed: {received}")
+            raise UndisturbedFailed(f"a stream that nothing disturbs failed: {received}")
         outputs[request] = received.token_ids
     caller.close()
     return outputs
@@ -212,11 +218,3 @@ def difference(expected: Sequence[int], token_ids: Sequence[int]) -> str:
         (at for at, (one, other) in pairs if one != other), min(len(expected), len(token_ids))
     )
     return f"token {at} of {len(expected)} is not that of an undisturbed stream"
-
-
-def _caller(name: str, turn: int, access: Access, programs: Programs, resumes: bool) -> Caller:
-    if name == PYTHON:
-        return PythonCaller(access, resumes=resumes)
-    if name == HTTP:
-        return HttpCaller(access, access.gateways[turn % len(access.gateways)])
-    return ProgramCaller(programs.players[name], access, resumes=resumes)
