@@ -31,6 +31,8 @@ CONSTRAINTS = ROOT / "deploy/local/constraints.txt"
 VENV = Path(sys.prefix)
 UNFINISHED = VENV / ".tandem-unfinished"
 INDEX_RECORD = VENV / ".tandem-torch-index"
+AUTHORITIES_RECORD = VENV / ".tandem-authorities"
+"""Names the file of authorities that pip needs here, for what else the caller has pip install."""
 LOG = VENV / ".tandem-install.log"
 ALL_EXTRAS = "dev"
 """Name of the extra with all packages that `demo` and `test` need."""
@@ -214,6 +216,7 @@ def run_pip(terminal: Terminal, arguments: Sequence[str], user_command: str) -> 
         )
         os.environ["PIP_CERT"] = authorities
         run_pip_once(terminal, arguments, user_command)
+        AUTHORITIES_RECORD.write_text(authorities)
 
 
 def run_pip_once(terminal: Terminal, arguments: Sequence[str], user_command: str) -> None:

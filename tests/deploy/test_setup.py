@@ -177,8 +177,9 @@ class TestInstallation:
 
     def test_authority_that_the_system_trusts_is_enough(self, project, tmp_path):
         """
-        An index whose certificate pip does not trust, and the system does, gives PyTorch; one that
-        neither trusts is one sentence with the setting that mends it.
+        An index whose certificate pip does not trust, and the system does, gives PyTorch, and other
+        programs are told of the system's authorities; one that neither trusts is one sentence with
+        the setting that mends it.
         """
         write_wheel(tmp_path / "own/torch", "torch", "2.13.0")
         write_index(tmp_path / "own", "torch")
@@ -193,6 +194,12 @@ class TestInstallation:
             words, status = project.start(**index, SSL_CERT_FILE=str(ours.file))
             assert 0 == status, words
             assert "2.13.0" == project.torch()
+
+            own = '\nprintf \'%s %s\' "$PIP_CERT" "$NODE_EXTRA_CA_CERTS" >&2\n'
+            (project.root / "deploy/local/start").open("a").write(own)
+            index["NODE_EXTRA_CA_CERTS"] = ""
+            told = project.start(**index, SSL_CERT_FILE=str(ours.file))
+            assert (f"{ours.file} {ours.file}", 0) == told
 
     def test_interrupt_leaves_no_traceback(self, project):
         """
