@@ -131,8 +131,11 @@ def _serve_tandem(model: Path, device: str, requests: Requests) -> tuple[int, fl
 def _serve_transformers(model: Path, device: str, requests: Requests) -> tuple[int, float]:
     from transformers import (  # noqa: PLC0415  # takes seconds
         AutoModelForCausalLM,
-        ContinuousBatchingConfig,
         GenerationConfig,
+    )
+
+    from tandem_bench.offline.engines.transformers_batch import (  # noqa: PLC0415  # imports it too
+        batching_config,
     )
 
     loaded = AutoModelForCausalLM.from_pretrained(
@@ -140,7 +143,7 @@ def _serve_transformers(model: Path, device: str, requests: Requests) -> tuple[i
     )
     loaded = loaded.to(device).eval()
     num_requests = len(requests.prompts)
-    batching = ContinuousBatchingConfig(
+    batching = batching_config(
         page_size=_PAGE_SIZE,
         num_blocks=num_requests * (-(-requests.longest // _PAGE_SIZE) + 1),
         max_batch_tokens=max(8192, num_requests),

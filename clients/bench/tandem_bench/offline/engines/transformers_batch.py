@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import fields
 from typing import Any
 
 from transformers import ContinuousBatchingConfig, GenerationConfig
@@ -18,7 +19,7 @@ def load(task: Task) -> BatchContestant:
     """Load the model, with pages and batch slots for all requests of the largest workload."""
     most = max(task.concurrency)
     pages_each = -(-task.sequence_len // _PAGE_SIZE)
-    batching = ContinuousBatchingConfig(
+    batching = batching_config(
         page_size=_PAGE_SIZE,
         num_blocks=most * (pages_each + 1),
         max_batch_tokens=max(_MAX_BATCH_TOKENS, most),
@@ -26,6 +27,19 @@ def load(task: Task) -> BatchContestant:
         use_cuda_graph=False,
     )
     return BatchContestant(load_model(task), batching)
+
+
+def batching_config(*, page_size: int, **others: Any) -> ContinuousBatchingConfig:
+    """
+    Return the configuration in the words of the installed version of transformers.
+
+    Args:
+        page_size: Tokens of a page in each layer; version 5.17 calls it `block_size`.
+        others: Fields that have one name in all versions.
+    """
+    names = {field.name for field in fields(ContinuousBatchingConfig)}
+    named: dict[str, Any] = {"page_size" if "page_size" in names else "block_size": page_size}
+    return ContinuousBatchingConfig(**named, **others)
 
 
 class BatchContestant:
