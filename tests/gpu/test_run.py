@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -319,16 +320,18 @@ class TestScript:
         """
         `tests/gpu/run --device cpu --tiny` runs parts, says which passed, and writes what it and an earlier command found.
         """
+        own = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         for part in ("roofline", "decode steps"):
             command = [ROOT / "tests/gpu/run", "--device", "cpu", "--tiny", "--results", tmp_path]
             done = subprocess.run(
                 [*command, "--stage", "kernels", "--part", part, "--budget-s", "300"],
+                env=os.environ | own,  # the Python that runs this, where no environment was made
                 capture_output=True,
                 text=True,
                 check=False,
             )
             assert 0 == done.returncode, done.stdout + done.stderr
-            assert f"{part}" in done.stdout
+            assert part in done.stdout
         page = (tmp_path / "results.md").read_text()
         assert "| tiny | 1024 | 32 |" in page
         assert "## Decode steps with and without a graph" in page

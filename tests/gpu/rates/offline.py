@@ -173,13 +173,17 @@ def _serve_transformers(model: Path, device: str, requests: Requests) -> tuple[i
         GenerationConfig,
     )
 
+    from tandem_bench.offline.engines.transformers_batch import (  # noqa: PLC0415  # likewise
+        page_size_option,
+    )
+
     loaded = AutoModelForCausalLM.from_pretrained(
         model, dtype=torch.bfloat16, attn_implementation="sdpa"
     )
     loaded = loaded.to(device).eval()
     num_requests = len(requests.prompts)
     batching = ContinuousBatchingConfig(
-        page_size=_PAGE_SIZE,
+        **page_size_option(_PAGE_SIZE),
         num_blocks=num_requests * (-(-requests.longest // _PAGE_SIZE) + 1),
         max_batch_tokens=max(8192, num_requests),
         max_requests_per_batch=num_requests,

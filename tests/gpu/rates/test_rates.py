@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from dataclasses import make_dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
+from tandem_bench.offline.engines import transformers_batch
 from tests.gpu.plan import groups_on_cpu
 from tests.gpu.rates import idle, offline, recovery, serve, tokens
 from tests.gpu.rates.device_memory import Look, first_with
@@ -139,6 +141,15 @@ class TestOffline:
             num_tokens, seconds = serve_all(model, "cpu", requests)
             assert requests.num_output_tokens == num_tokens
             assert seconds > 0
+
+    @pytest.mark.parametrize("name", ["block_size", "page_size"])
+    def test_pages_of_transformers_are_set_by_the_name_that_it_has(self, name, monkeypatch):
+        """
+        Versions before and after its option was renamed get the tokens of a page.
+        """
+        config = make_dataclass("Config", [("num_blocks", int), (name, int)])
+        monkeypatch.setattr(transformers_batch, "ContinuousBatchingConfig", config)
+        assert {name: 256} == transformers_batch.page_size_option(256)
 
     def test_share_is_that_of_the_ceiling_of_the_same_run(self, monkeypatch, capsys):
         """

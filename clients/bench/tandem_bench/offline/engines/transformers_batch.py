@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import fields
 from typing import Any
 
 from transformers import ContinuousBatchingConfig, GenerationConfig
@@ -19,13 +20,19 @@ def load(task: Task) -> BatchContestant:
     most = max(task.concurrency)
     pages_each = -(-task.sequence_len // _PAGE_SIZE)
     batching = ContinuousBatchingConfig(
-        page_size=_PAGE_SIZE,
+        **page_size_option(_PAGE_SIZE),
         num_blocks=most * (pages_each + 1),
         max_batch_tokens=max(_MAX_BATCH_TOKENS, most),
         max_requests_per_batch=most,
         use_cuda_graph=False,
     )
     return BatchContestant(load_model(task), batching)
+
+
+def page_size_option(num_tokens: int) -> dict[str, Any]:
+    """Return the option for the tokens of a page, by the name that this version has for it."""
+    names = {each.name for each in fields(ContinuousBatchingConfig)}
+    return {"page_size" if "page_size" in names else "block_size": num_tokens}
 
 
 class BatchContestant:
