@@ -12,14 +12,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tandem.process.printing_commands import end_by_signals
+from tests.gpu.aims import aims
 from tests.gpu.parts import ROOT, Child, Outcome, Part, nothing_read, run_parts
-from tests.gpu.plan import BUDGET_S, Stage, stages_on_cpu, stages_on_gpu
-from tests.gpu.results import aims, write_results
+from tests.gpu.plan import BUDGET_S, STAGES, Group, groups_on_cpu, groups_on_gpu
+from tests.gpu.results import Results, UnfitResults, earlier_outcomes, merged, write_results
 
 NEEDED = (
     *("torch", "numpy", "structlog", "pydantic", "safetensors"),
@@ -31,17 +35,23 @@ NEEDED = (
 """Modules that all parts or some need."""
 _GENERATED = "tandem.executor.v1.executor_service_pb2_grpc"
 """Code that refuses to be imported where protobuf or gRPC is older than what made it."""
+_VERSIONS = ("triton", "transformers", "flashinfer-python", "numpy", "grpcio", "protobuf")
+"""Distributions whose versions are told beside PyTorch's."""
+EXIT_WRONG_USAGE = 2
 EXIT_NO_DEVICE = 3
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run what is asked for; 0 if all parts passed, 1 if not, 3 if there is no GPU."""
+    """
+    Run what is asked for; 0 if all parts passed, 1 if not, 2 if there is no such part or the folder
+    has other results, 3 if there is no GPU.
+    """
     given = _options(argv)
-    make_stages = stages_on_cpu if given.device == "cpu" else stages_on_gpu
-    names = [part.name for stage in make_stages(Path()) for part in stage.parts]
-    if unknown := [asked for asked in given.part if not _chosen(names, [asked])]:
+    make_groups = groups_on_cpu if given.device == "cpu" else groups_on_gpu
+    names = [part.name for group in _chosen(make_groups(Path()), given) for part in group.parts]
+    if unknown := [asked for asked in given.part if not _named(names, [asked])]:
         _say(f"there is no part {', '.join(unknown)}; there are: {', '.join(names)}")
-        return 2
+        return EXIT_WRONG_USAGE
     if given.device == "cuda" and not _has_gpu():
         _say(
             "no CUDA device was found, so nothing was run: `--device cpu --tiny` tries the script "
@@ -51,38 +61,49 @@ def main(argv: Sequence[str]) -> int:
     missing = _missing(with_triton=given.device == "cuda")
     if missing:
         _say(f"parts that need them will fail, modules are missing: {', '.join(missing)}")
-    results = given.results or Path(tempfile.mkdtemp(prefix="gpu-run-results-"))
-    with tempfile.TemporaryDirectory(prefix="gpu-run-") as folder:
-        report = _Report(
-            results, {**_about(given.device), "missing": missing}, judges=not given.tiny
-        )
-        _run_stages(given, make_stages(Path(folder)), Path(folder), report)
+    folder = given.results or Path(tempfile.mkdtemp(prefix="gpu-run-results-"))
+    try:
+        report = _Report(folder, {**_about(given), "missing": missing}, is_tiny=given.tiny)
+    except UnfitResults as error:
+        _say(str(error))
+        return EXIT_WRONG_USAGE
+    with tempfile.TemporaryDirectory(prefix="gpu-run-") as models:
+        _run_groups(given, _chosen(make_groups(Path(models)), given), Path(models), report)
     for aim in [] if given.tiny else aims(report.outcomes):
         _say(f"{aim.verdict:>12}: {aim.text} ({'-' if aim.found is None else f'{aim.found:.4g}'})")
-    _say(f"written to {results}")
-    return 0 if all(outcome.status == "passed" for outcome in report.outcomes) else 1
+    _say(f"written to {folder}")
+    return 0 if all(outcome.status == "passed" for outcome in report.own) else 1
 
 
-def _run_stages(
-    given: argparse.Namespace, stages: Sequence[Stage], folder: Path, report: _Report
+def _run_groups(
+    given: argparse.Namespace, groups: Sequence[Group], models: Path, report: _Report
 ) -> None:
     ends_s = time.monotonic() + given.budget_s
     environment = _environment(given.device)
-    with _preparations(given.device, folder, environment) as preparations:
-        for stage in stages:
-            chosen = _chosen([part.name for part in stage.parts], given.part)
+    chosen = [
+        replace(group, parts=[part for part in group.parts if _named([part.name], given.part)])
+        for group in groups
+    ]
+    preparing = [] if given.device == "cpu" else _preparing(chosen, models)
+    with _preparations(preparing, environment) as preparations:
+        for group in chosen:
             run_parts(
-                [part for part in stage.parts if part.name in chosen],
-                left_s=min(stage.limit_s, ends_s - time.monotonic()),
+                group.parts,
+                left_s=min(group.limit_s, ends_s - time.monotonic()),
                 environment=environment,
                 tell=report.add,
-                at_once=stage.at_once,
+                at_once=group.at_once,
             )
     for outcome in preparations:
         report.add(outcome)
 
 
-def _chosen(names: Sequence[str], asked: Sequence[str]) -> list[str]:
+def _chosen(groups: Sequence[Group], given: argparse.Namespace) -> list[Group]:
+    """Return the groups of the stages that are asked for; all if none is."""
+    return [group for group in groups if not given.stage or group.stage in given.stage]
+
+
+def _named(names: Sequence[str], asked: Sequence[str]) -> list[str]:
     """Return the names that begin with one of those asked for; all if none is asked for."""
     return [name for name in names if not asked or name.startswith(tuple(asked))]
 
@@ -90,23 +111,40 @@ def _chosen(names: Sequence[str], asked: Sequence[str]) -> list[str]:
 class _Report:
     """
     Report of all outcomes so far, written after each one: the run may be ended at any time.
+
+    Attributes:
+        own: Outcomes of this command.
+        outcomes: Outcomes of earlier commands too, each part's latest.
     """
 
-    def __init__(self, folder: Path, about: dict[str, Any], *, judges: bool) -> None:
-        self.outcomes: list[Outcome] = []
+    def __init__(self, folder: Path, about: dict[str, Any], *, is_tiny: bool) -> None:
+        """
+        Raises:
+            UnfitResults: Results are in the folder to which none can be added.
+        """
+        self.own: list[Outcome] = []
+        self.outcomes = earlier_outcomes(folder, is_tiny=is_tiny)
         self._folder = folder
         self._about = about
-        self._judges = judges
+        self._is_tiny = is_tiny
         self._started_s = time.monotonic()
 
     def add(self, outcome: Outcome) -> None:
         """Tell and write one more."""
-        self.outcomes.append(outcome)
+        made = {
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "commit": str(self._about["commit"]),
+            "device": str(self._about["device"]),
+        }
+        outcome = replace(outcome, made=made)
+        self.own.append(outcome)
+        self.outcomes = merged(self.outcomes, [outcome])
         _say(f"{outcome.name}: {outcome.status} in {outcome.seconds:.1f} s")
         if outcome.status != "passed":
             _say("  " + outcome.detail.replace("\n", "\n  "))
         about = {**self._about, "seconds": round(time.monotonic() - self._started_s, 1)}
-        write_results(self._folder, about, self.outcomes, judges=self._judges)
+        results = Results(about=about, is_tiny=self._is_tiny, outcomes=self.outcomes)
+        write_results(self._folder, results)
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
@@ -116,9 +154,17 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--part", action="append", default=[], help="only those so called, or whose names begin so"
     )
+    parser.add_argument(
+        "--stage", action="append", default=[], choices=STAGES, help="only the parts of this stage"
+    )
+    parser.add_argument(
+        "--commit", help="what is run, where that cannot be asked of git; default: its answer"
+    )
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="of the whole run")
     parser.add_argument(
-        "--results", type=Path, help="folder to write to; with cpu a temporary one by default"
+        "--results",
+        type=Path,
+        help="folder to write to, or to add to; with cpu a temporary one by default",
     )
     given = parser.parse_args(argv)
     if given.results is None and given.device == "cuda":
@@ -162,23 +208,26 @@ def _environment(device: str) -> dict[str, str]:
     return made | {"FLASHINFER_CUDA_ARCH_LIST": "9.0a"}
 
 
+def _preparing(groups: Sequence[Group], models: Path) -> list[Part]:
+    """Return what benchmarks among the parts would wait for while their time runs."""
+    parts = [part for group in groups for part in group.parts]
+    found = []
+    if any("--models" in part.arguments for part in parts):
+        write = ("-m", "tests.gpu.rates.offline", "--models", str(models), "--only-write")
+        found.append(Part(name="weights", arguments=write, limit_s=BUDGET_S, read=nothing_read))
+    if any("attention" in part.name.split() for part in parts) and _is_there("flashinfer"):
+        warm = ("-m", "tests.gpu.rates.flashinfer_warm")
+        found.append(Part(name="flashinfer", arguments=warm, limit_s=BUDGET_S, read=nothing_read))
+    return found
+
+
 @contextlib.contextmanager
-def _preparations(
-    device: str, folder: Path, environment: dict[str, str]
-) -> Iterator[list[Outcome]]:
+def _preparations(parts: Sequence[Part], environment: dict[str, str]) -> Iterator[list[Outcome]]:
     """
-    Make meanwhile what benchmarks would else wait for while their time runs: weights are drawn, and
-    FlashInfer compiles for minutes. The list that is yielded has the outcomes afterwards.
+    Prepare meanwhile: weights are drawn, and FlashInfer compiles for minutes. The list that is
+    yielded has the outcomes afterwards.
     """
     outcomes: list[Outcome] = []
-    if device == "cpu":
-        yield outcomes
-        return
-    write = ("-m", "tests.gpu.rates.offline", "--models", str(folder), "--only-write")
-    parts = [Part(name="weights", arguments=write, limit_s=BUDGET_S, read=nothing_read)]
-    if _is_there("flashinfer"):
-        warm = ("-m", "tests.gpu.rates.flashinfer_warm")
-        parts.append(Part(name="flashinfer", arguments=warm, limit_s=BUDGET_S, read=nothing_read))
     children = [Child(part, part.limit_s, environment) for part in parts]
     try:
         yield outcomes
@@ -190,25 +239,43 @@ def _preparations(
             outcomes.append(child.outcome())
 
 
-def _about(device: str) -> dict[str, Any]:
+def _about(given: argparse.Namespace) -> dict[str, Any]:
     import torch  # noqa: PLC0415  # takes seconds
 
     about: dict[str, Any] = {
-        "commit": _answer("git", "rev-parse", "--short", "HEAD"),
+        "commit": given.commit or _answer("git", "describe", "--always", "--dirty"),
+        "processor": f"{_processor()}, {os.cpu_count()} threads",
         "python": platform.python_version(),
         "torch": torch.__version__,
+        **{name: _version(name) for name in _VERSIONS},
     }
-    if device == "cpu":
+    if given.device == "cpu":
         return {"device": f"CPU {platform.machine()}, tiny sizes: no rate means anything", **about}
-    clocks = "--query-gpu=clocks.max.sm,clocks.sm,clocks.mem,driver_version"
+    clocks = "--query-gpu=clocks.max.sm,clocks.sm,clocks.mem"
+    driver = "--query-gpu=driver_version"
     return {
         "device": torch.cuda.get_device_name(0),
-        "clocks (most, now, memory) and driver": _answer(
-            "nvidia-smi", clocks, "--format=csv,noheader"
-        ),
+        "driver": _answer("nvidia-smi", driver, "--format=csv,noheader"),
+        "clocks (most, now, memory)": _answer("nvidia-smi", clocks, "--format=csv,noheader"),
         "CUDA": torch.version.cuda,
         **about,
     }
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def _processor() -> str:
+    """Return the name of the processor, as Linux has it, else its architecture."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def _answer(*command: str) -> str:

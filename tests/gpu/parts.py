@@ -61,6 +61,7 @@ class Outcome:
         rows: Rows that it found.
         detail: Reason that it did not pass: the end of what it said.
         log: Everything that it said, or the end of that.
+        made: When, where and of which commit it was made.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Outcome:
     rows: list[dict[str, Any]] = field(default_factory=list)
     detail: str = ""
     log: str = ""
+    made: dict[str, str] = field(default_factory=dict)
 
 
 def run_parts(

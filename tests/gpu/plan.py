@@ -8,20 +8,26 @@ from pathlib import Path
 
 from tests.gpu.parts import ROOT, Part, count_tests
 
-BUDGET_S = 525.0
-"""Seconds for the whole run: under nine minutes with what comes before and after."""
+BUDGET_S = 545.0
+"""Seconds for one command: under nine and a half minutes with what comes before and after."""
+STAGES = ("kernels", "serving", "rest")
+"""Names of the stages: with all that belongs to one, a command stays within the budget."""
 
 _PYTEST = (
     *("-m", "pytest", "-v", "-p", "no:cacheprovider", "--tb=short", "--color=no"),
     # Only this ends a test that waits for a device which never answers, and says where it waits.
-    *("--timeout=80", "--timeout-method=thread"),
+    *("--timeout=100", "--timeout-method=thread"),
 )
 _BENCH = ("-m", "tandem_bench")
 _MODELS = ("llama-8b", "llama-1b", "qwen3-0.6b")
+_BATCHES = ("1", "8", "32", "128", "256")
 _NOTHING_COLLECTED = 5
+_ENDING_S = 13.0
+"""Seconds that a benchmark has for its start, and for the measurement that it is in when its time is up."""
 
 WITHOUT_A_DEVICE = (
     "tests/gpu/test_run.py",  # is about this script
+    "tests/gpu/test_results.py",  # likewise
     "tests/kernels/triton/test_*compiled.py",  # compile for a device that need not be there
     "tests/kernels/triton/test_whole_model*.py",  # have the interpreter compute on the CPU
 )
@@ -29,171 +35,172 @@ WITHOUT_A_DEVICE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Group:
     """
-    Parts of one kind.
+    Parts that follow each other.
 
     Attributes:
+        stage: The one of `STAGES` that they belong to.
         parts: Parts in order.
         limit_s: Seconds for all of them.
         at_once: Number that run side by side: more than one where nothing is timed.
     """
 
+    stage: str
     parts: Sequence[Part]
     limit_s: float
     at_once: int = 1
 
 
-def stages_on_gpu(folder: Path) -> list[Stage]:
+def groups_on_gpu(folder: Path) -> list[Group]:
     """
-    Return the stages: correctness first, as no rate is worth anything without it, then what the
-    aims are about, and last, for whatever time is left, the many small cases that the interpreter
-    tries elsewhere.
+    Return all groups, the most important first: correctness, as no rate is worth anything without
+    it, then what the aims are about, and last, for whatever time is left, the many small cases that
+    the interpreter tries elsewhere.
 
     Parts are small, so that one which crashes or hangs does not stop the others.
 
     Args:
         folder: Where parts keep models that more than one needs.
     """
+    kernel_tests = _tests(
+        "tests/kernels/triton", "not slow", limit_s=150, allowed_codes=(0, _NOTHING_COLLECTED)
+    )
     return [
-        Stage(parts=_tests("tests/gpu", "gpu", limit_s=110), limit_s=120, at_once=6),
-        _benches(folder),
-        Stage(
-            parts=_tests(
-                "tests/kernels/triton",
-                "not slow",
-                limit_s=150,
-                allowed_codes=(0, _NOTHING_COLLECTED),
-            ),
-            limit_s=170,
-            at_once=8,
+        Group(
+            stage="kernels",
+            parts=_tests("tests/gpu", "gpu", limit_s=120),
+            limit_s=130,
+            at_once=6,
         ),
+        _in_turn("serving", [_script("tokens", "--device", "cuda", limit_s=55)]),
+        _in_turn(
+            "kernels",
+            [
+                Part(name="roofline", arguments=(*_BENCH, "roofline", "--json"), limit_s=20),
+                _decode_steps("llama-8b", 55),
+                _decode_steps("llama-1b", 45),
+                _attention("decode", 100),
+            ],
+        ),
+        _in_turn("serving", _serving(folder)),
+        _in_turn(
+            "kernels",
+            [
+                _attention("prefill", 45),
+                _decode_steps("qwen3-4b", 55),
+                _decode_steps("qwen3-0.6b", 45),
+            ],
+        ),
+        _in_turn("rest", [_operations()]),
+        Group(stage="rest", parts=kernel_tests, limit_s=170, at_once=8),
     ]
 
 
-def _benches(folder: Path) -> Stage:
-    models = ("--models", str(folder))
-    parts = [
-        Part(name="roofline", arguments=(*_BENCH, "roofline", "--json"), limit_s=20),
-        *(
-            Part(
-                name=f"{operation} attention",
-                arguments=(
-                    *(*_BENCH, "kernels", "--full", "--json", "--time-limit", str(limit_s - 15)),
-                    *("--model", "llama-8b", "--operation", operation),
-                ),
-                limit_s=limit_s,
-                allowed_codes=(0, 1),
-            )
-            for operation, limit_s in (("decode", 52), ("prefill", 43))
-        ),
-        *(
-            Part(
-                name=f"decode steps of {model}",
-                arguments=(
-                    *(*_BENCH, "model", "--full", "--json", "--time-limit", "27"),
-                    *("--model", model, "--batch", "1", "8", "32", "128", "256"),
-                ),
-                limit_s=40,
-            )
-            for model in _MODELS
-        ),
-        Part(
-            name="idle",
-            arguments=("-m", "tests.gpu.rates.idle", *models, "--device", "cuda", "--window", "2"),
-            limit_s=60,
-        ),
-        Part(
-            name="offline",
-            arguments=(
-                "-m",
-                "tests.gpu.rates.offline",
-                *models,
-                "--device",
-                "cuda",
-                "--limit-s",
-                "53",
-            ),
-            limit_s=110,
-            least_s=40,
-        ),
-        Part(
-            name="operations",
-            arguments=(
-                *(*_BENCH, "kernels", "--json", "--no-peers", "--time-limit", "40"),
-                *("--model", *_MODELS, "--operation", "rows", "sampling", "patch"),
-            ),
-            limit_s=55,
-            allowed_codes=(0, 1),
-        ),
-    ]
-    return Stage(parts=parts, limit_s=sum(part.limit_s for part in parts))
-
-
-def stages_on_cpu(folder: Path) -> list[Stage]:
+def groups_on_cpu(folder: Path) -> list[Group]:
     """
-    Return the stages that a machine without a GPU can try: the same parts with next to no work.
+    Return the groups that a machine without a GPU can try: the same parts with next to no work.
     """
     on_cpu = ("--device", "cpu", "--num-threads", "1", "--cpu-extension", "off", "--json")
-    models = ("--models", str(folder))
     quick = (*on_cpu, "--model", "tiny", "--seconds", "0.001")
+    tiny = ("--device", "cpu", "--tiny")
+    models = ("--models", str(folder), *tiny)
     few_tests = ("tests/gpu/test_error.py", "-m", "not gpu", "-k", "norm")
-    benches = [
+    rates = ("--tb-per-s", "1", "--tflop-per-s", "1")
+    batches = ("--batch", "1", "2", "--context", "20", "--beside-eager", "2")
+    loads = ("--concurrency", "1", "2", "--input-len", "16", "--output-len", "8")
+    kills = ("--streams", "2", "--kills", "2", "--tokens", "4")
+    kernels = [
+        Part(
+            name="tests", arguments=(*_PYTEST, *few_tests), limit_s=240, least_s=0, read=count_tests
+        ),
         Part(
             name="roofline",
-            arguments=(
-                *(*_BENCH, "roofline", *on_cpu, "--model", "tiny"),
-                *("--tb-per-s", "1", "--tflop-per-s", "1"),
-            ),
+            arguments=(*_BENCH, "roofline", *on_cpu, "--model", "tiny", *rates),
             limit_s=180,
         ),
         *(
             Part(
                 name=f"{operation} attention",
                 arguments=(*_BENCH, "kernels", *quick, "--operation", operation),
-                limit_s=60,
+                limit_s=120,
                 allowed_codes=(0, 1),
             )
             for operation in ("decode", "prefill")
         ),
         Part(
-            name="decode steps of tiny",
-            arguments=(*_BENCH, "model", *quick, "--batch", "1", "2", "--context", "20"),
-            limit_s=60,
-        ),
-        Part(
-            name="idle",
-            arguments=(
-                *(
-                    "-m",
-                    "tests.gpu.rates.idle",
-                    *models,
-                    "--device",
-                    "cpu",
-                    "--tiny",
-                    "--rows",
-                    "2",
-                ),
-                *("--steps", "10"),
-            ),
-            limit_s=120,
-        ),
-        Part(
-            name="offline",
-            arguments=(
-                *("-m", "tests.gpu.rates.offline", *models, "--device", "cpu", "--tiny"),
-                *("--limit-s", "60"),
-            ),
-            limit_s=150,
+            name="decode steps of tiny", arguments=(*_BENCH, "model", *quick, *batches), limit_s=120
         ),
     ]
-    tests = Part(
-        name="tests", arguments=(*_PYTEST, *few_tests), limit_s=120, least_s=0, read=count_tests
-    )
+    serving = [
+        _script("tokens", *tiny, limit_s=300),
+        _script("offline", *models, "--limit-s", "120", limit_s=400),
+        _script("recovery", *models, *kills, limit_s=300),
+        _script("serve", *models, *loads, limit_s=240),
+        _script("idle", *models, "--rows", "2", "--steps", "10", limit_s=240),
+    ]
+    return [_in_turn("kernels", kernels), _in_turn("serving", serving)]
+
+
+def _serving(folder: Path) -> list[Part]:
+    on_gpu = ("--models", str(folder), "--device", "cuda")
     return [
-        Stage(parts=[tests], limit_s=120),
-        Stage(parts=benches, limit_s=sum(part.limit_s for part in benches)),
+        _script("offline", *on_gpu, "--limit-s", "53", limit_s=135, least_s=50),
+        _script("recovery", *on_gpu, "--limit-s", "95", limit_s=150, least_s=60),
+        _script("serve", *on_gpu, "--window", "2", limit_s=110, least_s=40),
+        _script("idle", *on_gpu, "--window", "2", limit_s=75, least_s=30),
     ]
+
+
+def _operations() -> Part:
+    return Part(
+        name="operations",
+        arguments=(
+            *(*_BENCH, "kernels", "--json", "--no-peers", "--time-limit", "40"),
+            *("--model", *_MODELS, "--operation", "rows", "sampling", "patch"),
+        ),
+        limit_s=55,
+        allowed_codes=(0, 1),
+    )
+
+
+def _attention(operation: str, limit_s: float) -> Part:
+    """Return the part that measures attention with Llama-8B's heads, beside its peers."""
+    return Part(
+        name=f"{operation} attention",
+        arguments=(
+            *(*_BENCH, "kernels", "--full", "--json", "--time-limit", str(limit_s - _ENDING_S)),
+            *("--model", "llama-8b", "--operation", operation),
+        ),
+        limit_s=limit_s,
+        allowed_codes=(0, 1),
+    )
+
+
+def _decode_steps(model: str, limit_s: float) -> Part:
+    """Return the part that measures captured steps of a model, each beside an eager one."""
+    return Part(
+        name=f"decode steps of {model}",
+        arguments=(
+            *(*_BENCH, "model", "--full", "--json", "--time-limit", str(limit_s - _ENDING_S)),
+            *("--model", model, "--batch", *_BATCHES, "--beside-eager", *_BATCHES),
+        ),
+        limit_s=limit_s,
+    )
+
+
+def _script(name: str, *arguments: str, limit_s: float, least_s: float = 10.0) -> Part:
+    """Return the part that runs a module of `tests/gpu/rates`, which prints a JSON list."""
+    return Part(
+        name=name,
+        arguments=("-m", f"tests.gpu.rates.{name}", *arguments),
+        limit_s=limit_s,
+        least_s=least_s,
+    )
+
+
+def _in_turn(stage: str, parts: Sequence[Part]) -> Group:
+    return Group(stage=stage, parts=parts, limit_s=sum(part.limit_s for part in parts))
 
 
 def _tests(

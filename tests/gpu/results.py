@@ -1,139 +1,155 @@
-"""Results of a run: one JSON file, and one page with the aims and a table for each part."""
+"""
+Results of a run: one JSON file, one page with the aims and a table for each part, and what each
+part said. Several commands may add to the same results.
+"""
 
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from tests.gpu.aims import Rows, aims, beside_eager, beside_flashinfer
 from tests.gpu.parts import Outcome
 
-Rows = list[dict[str, Any]]
+_JSON = "results.json"
+
+
+class UnfitResults(Exception):
+    """Results in a folder that cannot be added to; the text says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Aim:
+class Results:
     """
-    A number that a GPU should show, and the number that it showed.
+    Outcomes of one command or more.
 
     Attributes:
-        text: Description of the aim.
-        least: The smallest number that reaches it; or with `is_most`, the largest.
-        found: Number that was found; None where it was not measured.
+        about: Facts about the machine and the versions of the latest command.
+        is_tiny: Sizes are tiny, so that no rate means anything and no aim is looked at.
+        outcomes: Outcome of each part, when it was run last.
     """
 
-    text: str
-    least: float
-    found: float | None
-    is_most: bool = False
-
-    @property
-    def verdict(self) -> str:
-        """Verdict in one word."""
-        if self.found is None:
-            return "not measured"
-        reached = self.found <= self.least if self.is_most else self.found >= self.least
-        return "reached" if reached else "missed"
+    about: dict[str, Any]
+    is_tiny: bool
+    outcomes: Sequence[Outcome]
 
 
-def aims(outcomes: Sequence[Outcome]) -> list[Aim]:
-    """Return each aim with the median of what belongs to it."""
-    decodes = [row for row in _of("decode attention", outcomes) if row["operation"] == "decode"]
-    prompts = [row for row in _of("prefill attention", outcomes) if row["operation"] == "prefill"]
-    steps = _of("decode steps", outcomes)
-    wide = [row for row in _ours(decodes) if _batch(row) >= 32]
-    return [
-        Aim(
-            text="decode attention from 32 rows on, % of copy bandwidth",
-            least=85,
-            found=_median([row["percent_of_ceiling"] for row in wide]),
-        ),
-        Aim(
-            text="decode attention, times the speed of FlashInfer",
-            least=1.0,
-            found=_median(_speeds_over_flashinfer(decodes)),
-        ),
-        Aim(
-            text="8B decode step of 32 rows at 1,024 positions, % of the roofline",
-            least=75,
-            found=_step_percent(steps, "llama-8b"),
-        ),
-        Aim(
-            text="1B decode step of 32 rows at 1,024 positions, % of the roofline",
-            least=60,
-            found=_step_percent(steps, "llama-1b"),
-        ),
-        Aim(
-            text="prefill attention of long prompts, TFLOP/s",
-            least=400,
-            found=max((row["tflop_per_s"] for row in _ours(prompts)), default=None),
-        ),
-        Aim(
-            text="device idle between steps of 64 rows through gRPC, %",
-            least=3,
-            found=next((row["idle_percent"] for row in _of("idle", outcomes)), None),
-            is_most=True,
-        ),
-        Aim(
-            text="256 requests offline, times the rate of transformers' continuous batching",
-            least=1.0,
-            found=_over_transformers(_of("offline", outcomes)),
-        ),
-    ]
-
-
-def write_results(
-    folder: Path, about: dict[str, Any], outcomes: Sequence[Outcome], *, judges: bool
-) -> Path:
+def earlier_outcomes(folder: Path, *, is_tiny: bool) -> list[Outcome]:
     """
-    Write `results.json`, `results.md` and, of what parts said, `log.txt`; gives the page. `judges`:
-    aims are looked at.
+    Return the outcomes that earlier commands left in a folder; none if there are no results in it.
+
+    Raises:
+        UnfitResults: They cannot be read, or are of other sizes.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / _JSON
+    if not path.exists():
+        return []
+    names = {each.name for each in fields(Outcome)}
+    try:
+        found = json.loads(path.read_text())
+        outcomes = [
+            Outcome(**{name: value for name, value in part.items() if name in names})
+            for part in found["parts"]
+        ]
+        was_tiny = bool(found["tiny"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnfitResults(f"{path} cannot be read ({error}): move it away") from error
+    if was_tiny != is_tiny:
+        sizes = {True: "tiny", False: "full"}
+        raise UnfitResults(
+            f"{path} has results of {sizes[was_tiny]} sizes and this run has {sizes[is_tiny]} "
+            "ones: give another folder with --results"
+        )
+    return outcomes
+
+
+def merged(earlier: Sequence[Outcome], later: Sequence[Outcome]) -> list[Outcome]:
+    """
+    Return one outcome for each part: the later one, in the place of the earlier. A part that was
+    skipped for lack of time leaves what an earlier command found.
+    """
+    by_name = {outcome.name: outcome for outcome in earlier}
+    for outcome in later:
+        if outcome.status != "skipped" or outcome.name not in by_name:
+            by_name[outcome.name] = outcome
+    return list(by_name.values())
+
+
+def write_results(folder: Path, results: Results) -> Path:
+    """
+    Write `results.json`, `results.md` and, where an outcome has what its part said, that into
+    `logs`; gives the page.
+    """
+    logs = folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
     parts = [
         {name: value for name, value in asdict(outcome).items() if name != "log"}
-        for outcome in outcomes
+        for outcome in results.outcomes
     ]
-    (folder / "results.json").write_text(
-        json.dumps({"about": about, "parts": parts}, indent=1) + "\n"
-    )
-    logs = [f"===== {outcome.name}: {outcome.status}\n{outcome.log}\n" for outcome in outcomes]
-    (folder / "log.txt").write_text("\n".join(logs))
+    content = {"about": results.about, "tiny": results.is_tiny, "parts": parts}
+    _write(folder / _JSON, json.dumps(content, indent=1) + "\n")
+    for outcome in results.outcomes:
+        if outcome.log:
+            file = re.sub(r"[^\w.-]+", "-", outcome.name) + ".txt"
+            (logs / file).write_text(f"{outcome.name}: {outcome.status}\n{outcome.log}\n")
     page = folder / "results.md"
-    page.write_text("\n".join(_page(about, outcomes, judges=judges)) + "\n")
+    _write(page, "\n".join(_page(results)) + "\n")
     return page
 
 
-def _page(about: dict[str, Any], outcomes: Sequence[Outcome], *, judges: bool) -> list[str]:
+def _write(path: Path, text: str) -> None:
+    """Write a file in one step: a run may be ended at any time, and the next one reads it."""
+    aside = path.with_name(path.name + ".new")
+    aside.write_text(text)
+    aside.replace(path)
+
+
+def _page(results: Results) -> list[str]:
     lines = ["# On a GPU", "", "Made by `tests/gpu/run`.", ""]
-    lines += [f"- {name}: {_cell(text)}" for name, text in about.items()]
-    if judges:
-        lines += ["", "## Aims", "", *_aims_table(outcomes)]
-    lines += ["", "## Parts", ""]
-    lines += _table(
+    lines += [f"- {name}: {_cell(text)}" for name, text in results.about.items()]
+    if not results.is_tiny:
+        lines += ["", "## Aims", "", *_aims_table(results.outcomes)]
+    lines += ["", "## Parts", "", *_parts_table(results.outcomes)]
+    comparisons = {
+        "Decode attention beside FlashInfer": beside_flashinfer(results.outcomes),
+        "Decode steps with and without a graph": beside_eager(results.outcomes),
+    }
+    for title, rows in comparisons.items():
+        lines += ["", f"## {title}", "", *_table(rows)] if rows else []
+    for outcome in results.outcomes:
+        lines += _section(outcome)
+    return lines
+
+
+def _section(outcome: Outcome) -> list[str]:
+    """Return the tables of a part, and why it did not pass."""
+    is_passed = outcome.status == "passed"
+    told = [] if is_passed and _counts_tests(outcome.rows) else _tables(outcome.rows)
+    if is_passed and not told:
+        return []
+    lines = ["", f"## {outcome.name}", ""]
+    if not is_passed:
+        lines += [f"{outcome.status}:", "", "```", outcome.detail, "```", ""]
+    return lines + told
+
+
+def _parts_table(outcomes: Sequence[Outcome]) -> list[str]:
+    return _table(
         [
             {
                 "part": each.name,
                 "": each.status,
                 "seconds": f"{each.seconds:.1f}",
                 "found": _found(each.rows),
+                **each.made,
             }
             for each in outcomes
         ]
     )
-    for outcome in outcomes:
-        told = [] if _counts_tests(outcome.rows) else _tables(outcome.rows)
-        if outcome.status == "passed" and not told:
-            continue
-        lines += ["", f"## {outcome.name}", ""]
-        if outcome.status != "passed":
-            lines += [f"{outcome.status}:", "", "```", outcome.detail, "```", ""]
-            told = _tables(outcome.rows)
-        lines += told
-    return lines
 
 
 def _counts_tests(rows: Rows) -> bool:
@@ -154,7 +170,7 @@ def _aims_table(outcomes: Sequence[Outcome]) -> list[str]:
             {
                 "aim": aim.text,
                 "wanted": f"{'at most' if aim.is_most else 'at least'} {aim.least:g}",
-                "found": "-" if aim.found is None else f"{aim.found:.4g}",
+                "found": aim.found if aim.found is None else f"{aim.found:.4g}",
                 "": aim.verdict,
             }
             for aim in aims(outcomes)
@@ -175,61 +191,19 @@ def _tables(rows: Rows) -> list[str]:
 
 
 def _table(rows: Rows) -> list[str]:
-    columns = list(rows[0])
+    columns = list(rows[0]) if rows else []
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    return [*lines, *(f"| {' | '.join(_cell(row[name]) for name in columns)} |" for row in rows)]
+    return [
+        *lines,
+        *(f"| {' | '.join(_cell(row.get(name)) for name in columns)} |" for row in rows),
+    ]
 
 
 def _cell(value: object) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, float):
         return f"{value:.5g}"
     if isinstance(value, list):
         return "; ".join(map(str, value)) or "-"
     return str(value)
-
-
-def _of(name: str, outcomes: Sequence[Outcome]) -> Rows:
-    """Return all rows of parts with names that begin so."""
-    return [row for each in outcomes if each.name.startswith(name) for row in each.rows]
-
-
-def _ours(rows: Rows) -> Rows:
-    return [row for row in rows if row["implementation"] == "tandem"]
-
-
-def _batch(row: dict[str, Any]) -> int:
-    """Return the batch of a shape that begins with it, such as "B=32 ctx=1024"."""
-    return int(row["shape"].split()[0].removeprefix("B="))
-
-
-def _speeds_over_flashinfer(decodes: Rows) -> list[float]:
-    """Return for each shape FlashInfer's fastest time over ours."""
-    best: dict[str, float] = {}
-    for row in decodes:
-        if row["implementation"].startswith("flashinfer"):
-            shape = row["shape"]
-            best[shape] = min(row["time_us"], best.get(shape, float("inf")))
-    return [best[row["shape"]] / row["time_us"] for row in _ours(decodes) if row["shape"] in best]
-
-
-def _step_percent(steps: Rows, model: str) -> float | None:
-    found = [
-        row["percent_of_floor"]
-        for row in steps
-        if (row["model"], row["rows"], row["context"]) == (model, 32, 1024)
-    ]
-    return _median(found)
-
-
-def _over_transformers(rows: Rows) -> float | None:
-    """
-    Return our rate over transformers'; if transformers did not finish, its rate was lower still.
-    """
-    rates: dict[str, float] = {row["engine"]: row["output_tokens_per_s"] for row in rows}
-    finished = any(row["engine"] == "tandem" and row["finished"] for row in rows)
-    return rates["tandem"] / rates["transformers"] if finished and len(rates) > 1 else None
-
-
-def _median(numbers: Sequence[float]) -> float | None:
-    middle: Callable[[Sequence[float]], float] = statistics.median
-    return middle(numbers) if numbers else None

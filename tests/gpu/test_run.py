@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import subprocess
@@ -21,10 +20,9 @@ from tandem_bench.model import decode_steps, roofline
 from tests.gpu import __main__ as script
 from tests.gpu.__main__ import main
 from tests.gpu.parts import ROOT, Outcome, Part, count_tests, read_rows, run_parts
-from tests.gpu.plan import BUDGET_S, WITHOUT_A_DEVICE, stages_on_cpu, stages_on_gpu
-from tests.gpu.rates import idle, offline
-from tests.gpu.rates.workload import Requests
-from tests.gpu.results import aims, write_results
+from tests.gpu.plan import BUDGET_S, STAGES, WITHOUT_A_DEVICE, groups_on_cpu, groups_on_gpu
+from tests.gpu.rates import idle, offline, recovery, serve, tokens
+from tests.gpu.results import Results, write_results
 from tests.waiting import wait_until
 
 PARSERS = {"kernels": kernels._parser, "model": decode_steps._parser, "roofline": roofline._parser}
@@ -38,8 +36,8 @@ def run(*arguments: str, left_s: float = 100.0, **limits: float) -> Outcome:
     return outcome
 
 
-def parts_of(stages) -> list[Part]:
-    return [part for stage in stages for part in stage.parts]
+def parts_of(groups) -> list[Part]:
+    return [part for group in groups for part in group.parts]
 
 
 class TestPart:
@@ -157,7 +155,7 @@ class TestPart:
 
 
 class TestPlan:
-    @pytest.mark.parametrize("make", [stages_on_gpu, stages_on_cpu])
+    @pytest.mark.parametrize("make", [groups_on_gpu, groups_on_cpu])
     def test_benchmarks_take_the_flags_they_are_given(self, make):
         """
         Every flag of every benchmark among the parts exists.
@@ -168,34 +166,82 @@ class TestPlan:
         for part in parts:
             PARSERS[part.arguments[2]]().parse_args(part.arguments[3:])
 
-    @pytest.mark.parametrize("make", [stages_on_gpu, stages_on_cpu])
+    @pytest.mark.parametrize("make", [groups_on_gpu, groups_on_cpu])
     def test_scripts_take_the_flags_they_are_given(self, make):
         """
         Every flag of every script of this folder among the parts exists.
         """
-        parsers = {"tests.gpu.rates.idle": idle._parser, "tests.gpu.rates.offline": offline._parser}
+        parsers = {
+            f"tests.gpu.rates.{name}": module._parser
+            for name, module in {
+                "idle": idle,
+                "offline": offline,
+                "recovery": recovery,
+                "serve": serve,
+                "tokens": tokens,
+            }.items()
+        }
         parts = [part for part in parts_of(make(Path())) if part.arguments[1] in parsers]
         assert set(parsers) == {part.arguments[1] for part in parts}
         for part in parts:
             parsers[part.arguments[1]]().parse_args(part.arguments[2:])
 
-    def test_parts_of_a_gpu_fit_nine_minutes(self):
+    @pytest.mark.parametrize("stage", STAGES)
+    def test_stage_fits_one_command(self, stage):
         """
-        Correctness comes first, and what the aims need has time even where each part takes all of its own.
+        All parts of a stage have time within one command, even where each takes all of its own.
         """
-        first, benches, last = stages_on_gpu(Path())
-        names = [part.name for part in benches.parts]
-        needed = [part.limit_s for part in benches.parts[: names.index("offline") + 1]]
-        assert first.limit_s + sum(needed) <= BUDGET_S <= 9 * 60 - 10
+        groups = [group for group in groups_on_gpu(Path()) if group.stage == stage]
+        assert 0 < sum(group.limit_s for group in groups) <= BUDGET_S <= 9.5 * 60 - 20
+
+    def test_every_part_belongs_to_a_stage(self):
+        """
+        The stages together have every part, and no two parts have one name.
+        """
+        for make in (groups_on_gpu, groups_on_cpu):
+            groups = make(Path())
+            assert {group.stage for group in groups} <= set(STAGES)
+            names = [part.name for part in parts_of(groups)]
+            assert len(names) == len(set(names))
+
+    def test_what_matters_most_fits_the_first_command(self):
+        """
+        Without a stage correctness comes first, and what the aims need most has time even where each part takes all of its own.
+        """
+        groups = groups_on_gpu(Path())
+        first, last = groups[0], groups[-1]
         assert {"tests/gpu"} == {str(Path(part.name).parent) for part in first.parts}
         assert {"tests/kernels/triton"} == {str(Path(part.name).parent) for part in last.parts}
+        in_turn = parts_of(groups[1:])
+        names = [part.name for part in in_turn]
+        needed = in_turn[: names.index("offline") + 1]
+        assert first.limit_s + sum(part.limit_s for part in needed) <= BUDGET_S
+        assert {"tokens", "decode attention", "decode steps of llama-8b"} <= {
+            part.name for part in needed
+        }
+
+    def test_only_what_is_needed_is_prepared(self, monkeypatch):
+        """
+        Weights are drawn for parts that load them, and FlashInfer compiles for attention, if it is there.
+        """
+        monkeypatch.setattr(script, "_is_there", lambda _: True)
+        prepared = {
+            stage: [
+                part.name
+                for part in script._preparing(
+                    [group for group in groups_on_gpu(Path()) if group.stage == stage], Path()
+                )
+            ]
+            for stage in STAGES
+        }
+        assert {"kernels": ["flashinfer"], "serving": ["weights"], "rest": []} == prepared
 
     def test_every_file_of_tests_for_a_device_is_a_part(self):
         """
         Each file with tests that take a device runs in a process of its own, in both folders.
         """
         takes_device = re.compile(r"def test_\w+\([^)]*\bdevice\b")
-        parts = [part.name for part in parts_of(stages_on_gpu(Path()))]
+        parts = [part.name for part in parts_of(groups_on_gpu(Path()))]
         for folder in ("tests/gpu", "tests/kernels/triton"):
             files = {path.relative_to(ROOT) for path in (ROOT / folder).glob("test_*.py")}
             left_out = {file for file in files if any(map(file.match, WITHOUT_A_DEVICE))}
@@ -204,87 +250,6 @@ class TestPlan:
             }
             for file in left_out:
                 assert not takes_device.search((ROOT / file).read_text()), file
-
-
-class TestAims:
-    def test_medians_of_what_was_measured_are_judged(self):
-        """
-        Each aim takes the rows that belong to it, and the fastest of FlashInfer's ways.
-        """
-
-        def decode(shape, implementation, time_us, percent):
-            of = {"operation": "decode", "shape": shape, "implementation": implementation}
-            return {**of, "time_us": time_us, "percent_of_ceiling": percent, "tflop_per_s": 0.0}
-
-        rows = {
-            "decode attention": [
-                decode("B=1 ctx=1024", "tandem", 10.0, 10.0),
-                decode("B=1 ctx=1024", "flashinfer", 12.0, 9.0),
-                decode("B=1 ctx=1024", "flashinfer-tensor-cores", 9.0, 12.0),
-                decode("B=32 ctx=1024", "tandem", 10.0, 84.0),
-                decode("B=64 ctx=1024", "tandem", 10.0, 88.0),
-                decode("B=64 ctx=1024", "flashinfer", 13.0, 80.0),
-            ],
-            "prefill attention": [
-                {
-                    **decode("N=1 len=4096", "tandem", 1.0, 1.0),
-                    "operation": "prefill",
-                    "tflop_per_s": 399.0,
-                },
-            ],
-            "decode steps of llama-8b": [
-                {"model": "llama-8b", "rows": 32, "context": 1024, "percent_of_floor": 80.0},
-                {"model": "llama-8b", "rows": 64, "context": 1024, "percent_of_floor": 90.0},
-            ],
-            "idle": [{"idle_percent": 2.0}],
-            "offline": [
-                {"engine": "tandem", "finished": True, "output_tokens_per_s": 30.0},
-                {"engine": "transformers", "finished": False, "output_tokens_per_s": 10.0},
-            ],
-        }
-        assert [
-            (86.0, "reached"),
-            ((0.9 + 1.3) / 2, "reached"),
-            (80.0, "reached"),
-            (None, "not measured"),
-            (399.0, "missed"),
-            (2.0, "reached"),
-            (3.0, "reached"),
-        ] == [
-            (pytest.approx(aim.found) if aim.found else None, aim.verdict)
-            for aim in aims(
-                [
-                    Outcome(name=name, status="passed", seconds=1.0, rows=found)
-                    for name, found in rows.items()
-                ]
-            )
-        ]
-
-    def test_page_says_what_was_not_run(self, tmp_path):
-        """
-        The page has each part with what it found, and of those that did not pass the reason.
-        """
-        outcomes = [
-            Outcome(name="idle", status="passed", seconds=1.0, rows=[{"idle_percent": 4.0}]),
-            Outcome(name="offline", status="skipped", seconds=0.0, detail="3 s were left"),
-        ]
-        page = write_results(tmp_path, {"device": "none"}, outcomes, judges=True).read_text()
-        assert "| idle | passed | 1.0 | 1 rows |" in page
-        assert "through gRPC, % | at most 3 | 4 | missed |" in page
-        assert "skipped:\n\n```\n3 s were left\n```" in page
-        assert "===== offline: skipped" in (tmp_path / "log.txt").read_text()
-        found = json.loads((tmp_path / "results.json").read_text())
-        assert ["idle", "offline"] == [part["name"] for part in found["parts"]]
-
-
-class TestWorkload:
-    def test_is_the_one_that_others_publish(self):
-        """
-        Seed 0 with 256 requests of 100 to 1,024 tokens asks for 133,966 output tokens, as nano-vllm's does.
-        """
-        requests = Requests.draw(256, 100, 1024, vocab_size=128256)
-        assert 133_966 == requests.num_output_tokens
-        assert {True} == {100 <= len(prompt) <= 1024 for prompt in requests.prompts}
 
 
 class TestScript:
@@ -322,44 +287,51 @@ class TestScript:
         assert 2 == main(["--device", "cpu", "--tiny", "--part", "everything"])
         assert "decode steps" in capsys.readouterr().out
 
-    @pytest.mark.slow
-    def test_tiny_run_on_a_cpu_writes_its_page(self, tmp_path):
+    def test_part_of_another_stage_is_refused(self, capsys):
         """
-        `tests/gpu/run --device cpu --tiny` runs parts, says which passed, and writes the results.
+        A part that the stage does not have ends with the names of those it has.
         """
-        command = [ROOT / "tests/gpu/run", "--device", "cpu", "--tiny", "--results", tmp_path]
-        done = subprocess.run(
-            [*command, "--part", "roofline", "--budget-s", "200"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert 0 == done.returncode, done.stdout + done.stderr
-        assert "roofline: passed" in done.stdout
-        assert "| tiny | 1024 | 32 |" in (tmp_path / "results.md").read_text()
+        given = ["--device", "cpu", "--tiny", "--stage", "serving", "--part", "roofline"]
+        assert 2 == main(given)
+        assert "there are: tokens, offline" in capsys.readouterr().out
+
+    def test_results_of_other_sizes_are_not_added_to(self, tmp_path, capsys):
+        """
+        A tiny run does not mix its numbers with those of a GPU: it says so and leaves them alone.
+        """
+        write_results(tmp_path, Results(about={}, is_tiny=False, outcomes=[]))
+        before = (tmp_path / "results.json").read_text()
+        assert 2 == main(["--device", "cpu", "--tiny", "--results", str(tmp_path)])
+        assert "results of full sizes" in capsys.readouterr().out
+        assert before == (tmp_path / "results.json").read_text()
+
+    def test_versions_and_machine_are_told(self):
+        """
+        The run tells device, processor and the versions of all that computes, and which of that is absent.
+        """
+        about = script._about(SimpleNamespace(device="cpu", commit="of-a-copy"))
+        assert "of-a-copy" == about["commit"]
+        assert torch.__version__ == about["torch"]
+        assert {"triton", "transformers", "flashinfer-python", "processor"} <= set(about)
+        assert "absent" == script._version("no-such-distribution")
 
     @pytest.mark.slow
-    def test_idle_share_is_measured_through_both_services(self, tmp_path, monkeypatch, capsys):
+    def test_tiny_runs_on_a_cpu_add_to_one_page(self, tmp_path):
         """
-        With a small model on the CPU the idle share of a run through scheduler and executor is a percentage.
+        `tests/gpu/run --device cpu --tiny` runs parts, says which passed, and writes what it and an earlier command found.
         """
-        part = next(part for part in parts_of(stages_on_cpu(tmp_path)) if part.name == "idle")
-        monkeypatch.setattr(sys, "argv", ["idle", *part.arguments[2:]])
-        assert 0 == idle.main()
-        (row,) = json.loads(capsys.readouterr().out)
-        assert 2 == row["rows"]
-        assert row["steps"] >= 10
-        assert 0 <= row["idle_percent"] < 100
-        assert 0 < row["rows_per_step"] <= 2
-
-    @pytest.mark.slow
-    def test_offline_engines_answer_the_same_requests(self, tmp_path):
-        """
-        Tandem and transformers both make every token that was asked for, of one small model.
-        """
-        model = offline.write_model(tmp_path, tiny=True)
-        requests = offline._requests(tiny=True)
-        for serve in (offline._serve_tandem, offline._serve_transformers):
-            num_tokens, seconds = serve(model, "cpu", requests)
-            assert requests.num_output_tokens == num_tokens
-            assert seconds > 0
+        own = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        for part in ("roofline", "decode steps"):
+            command = [ROOT / "tests/gpu/run", "--device", "cpu", "--tiny", "--results", tmp_path]
+            done = subprocess.run(
+                [*command, "--stage", "kernels", "--part", part, "--budget-s", "300"],
+                env=os.environ | own,  # the Python that runs this, where no environment was made
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert 0 == done.returncode, done.stdout + done.stderr
+            assert part in done.stdout
+        page = (tmp_path / "results.md").read_text()
+        assert "| tiny | 1024 | 32 |" in page
+        assert "## Decode steps with and without a graph" in page

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
+from tandem_bench.offline.engines.transformers_batch import page_size_option
 from tests.bench.serving.workload import Workload
 
 
@@ -34,7 +35,7 @@ def main() -> None:
         -(workload.input_len + workload.output_len) // arguments.page_size
     )
     batching = ContinuousBatchingConfig(
-        page_size=arguments.page_size,
+        **page_size_option(arguments.page_size),
         num_blocks=pages + workload.concurrency,
         max_batch_tokens=4096,
         max_requests_per_batch=workload.concurrency,

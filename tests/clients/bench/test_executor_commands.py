@@ -8,12 +8,15 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from tandem.errors import InvalidConfig
 from tandem_bench.__main__ import COMMANDS
 from tandem_bench.__main__ import main as bench_main
 from tandem_bench.device import ceilings
+from tandem_bench.device.options import Where
+from tandem_bench.device.timing import CudaTimer, num_copies
 from tandem_bench.kernels import command as kernels
 from tandem_bench.kernels.sampling_cases import KINDS
 from tandem_bench.model import decode_steps, roofline
@@ -161,6 +164,21 @@ class TestKernels:
         found = {row["operation"] for row in json.loads(printed.out)}
         assert {"copy", "matmul", "rms_norm", "add_rms_norm", "rope_kv_write"} == found
 
+    def test_buffers_of_every_point_fit_a_device(self):
+        """
+        No decode among the points of a GPU holds more than half of 80 GB: its sets of buffers, or the one set while a peer copies it.
+        """
+        where = Where(device=torch.device("cuda"), dtype=torch.bfloat16, num_threads=1)
+        grid = kernels.GRIDS["cuda", True]
+        timer = CudaTimer(where.device)
+        found = list(kernels.cases(grid, ["decode"], where, block_size=16, with_peers=False))
+        held = [num_copies(timer, case.num_bytes) * case.num_bytes for case in found]
+        assert max(held) <= timer.cold_bytes + max(case.num_bytes for case in found)
+        assert 2 * max(held) <= 40e9
+        assert {"1", "256"} <= {
+            case.shape.split()[0].removeprefix("B=") for case in found if "ctx=16384" in case.shape
+        }
+
     def test_unknown_operation_is_refused(self):
         """
         An operation that there is not is a typed error naming those there are.
@@ -184,6 +202,18 @@ class TestModel:
         for row in rows:
             assert min(row["step_ms"], row["forward_ms"], row["sample_ms"]) > 0
             assert 0 < row["percent_of_floor"]
+
+    @pytest.mark.slow
+    def test_steps_are_measured_without_a_graph_as_well(self, capsys):
+        """
+        Rows of the batches that are named have the time of an eager step, and by how much it is longer.
+        """
+        given = ["--model", "tiny", "--batch", "1", "2", "--context", "20", "--json"]
+        assert 0 == decode_steps.main([*QUICK, *given, "--beside-eager", "2"])
+        one, two = json.loads(capsys.readouterr().out)
+        assert "eager_step_ms" not in one
+        # Five digits of each.
+        assert two["times_eager"] == pytest.approx(two["eager_step_ms"] / two["step_ms"], rel=1e-3)
 
     @pytest.mark.slow
     def test_time_that_preparations_take_is_not_counted(self, capsys, monkeypatch):

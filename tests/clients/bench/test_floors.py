@@ -1,4 +1,4 @@
-"""The roofline of a decode step, against a table that was worked out by hand for an H200."""
+"""The rooflines of a decode step and of whole requests, against figures worked out by hand for an H200."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from tandem_bench.device.floors import (
     matmul_parameters,
     step_floor,
 )
+from tandem_bench.device.offline_floor import offline_floor
 from tandem_bench.device.shapes import SHAPES
+from tests.gpu.rates.workload import Requests
 
 H200 = Ceilings(bytes_per_s=4.3e12, flop_per_s=788e12)
 BF16_BYTES = 2
+TINY = SHAPES["tiny"]
 
 TABLE = {
     ("llama-1b", 1024): {
@@ -62,7 +65,12 @@ class TestStepFloor:
 
     @pytest.mark.parametrize(
         ("name", "billions", "kv_bytes"),
-        [("llama-1b", 1.236, 32768), ("llama-8b", 7.505, 131072), ("qwen3-0.6b", 0.596, 114688)],
+        [
+            ("llama-1b", 1.236, 32768),
+            ("llama-8b", 7.505, 131072),
+            ("qwen3-0.6b", 0.596, 114688),
+            ("qwen3-4b", 4.022, 147456),
+        ],
     )
     def test_sizes_are_those_of_the_models(self, name, billions, kv_bytes):
         """
@@ -92,3 +100,73 @@ class TestStepFloor:
         config = replace(SHAPES["tiny"], windows=(None, 100))
         per_layer = kv_bytes_read(config, BF16_BYTES, [1]) // 2
         assert per_layer * (30 + 300 + 30 + 100) == kv_bytes_read(config, BF16_BYTES, [30, 300])
+
+
+class TestOfflineFloor:
+    @pytest.mark.parametrize(
+        ("name", "kv_s", "weights_s", "prompts_s", "thousands_per_s"),
+        [
+            ("qwen3-0.6b", 3.23, 0.31, 0.16, 36),
+            ("llama-1b", 0.92, 0.63, 0.35, 70),
+            ("llama-8b", 3.69, 3.85, 2.53, 13),
+        ],
+    )
+    def test_is_that_of_the_known_requests(self, name, kv_s, weights_s, prompts_s, thousands_per_s):
+        """
+        The 256 requests with 133,966 output tokens take the seconds, part by part, that follow by hand from an H200's rates.
+        """
+        requests = Requests.draw(256, 100, 1024, SHAPES[name].vocab_size)
+        floor = offline_floor(
+            SHAPES[name],
+            BF16_BYTES,
+            H200,
+            [len(prompt) for prompt in requests.prompts],
+            requests.output_len,
+        )
+        # The figures have two decimals; each request's last position more or less is 0.2 %.
+        assert kv_s == pytest.approx(floor.kv_s, abs=0.0051, rel=3e-3)
+        assert weights_s == pytest.approx(floor.weights_s, abs=0.0051, rel=3e-3)
+        assert prompts_s == pytest.approx(floor.prompts_s, abs=0.0051)
+        assert thousands_per_s == round(floor.tokens_per_s / 1e3)
+        assert 133_966 == floor.num_tokens
+
+    def test_each_step_has_the_rows_that_still_run(self):
+        """
+        A request decodes one step less than it has tokens, longer by one position in each, and then leaves.
+        """
+        floor = offline_floor(TINY, BF16_BYTES, H200, [5, 9, 7], [3, 1, 2])
+        steps = [step_floor(TINY, BF16_BYTES, H200, lengths) for lengths in ([6, 8], [7])]
+        assert floor.kv_s == pytest.approx(sum(step.kv_s for step in steps))
+        assert floor.weights_s == pytest.approx(sum(step.weights_s for step in steps))
+
+    def test_prompts_are_multiplied_by_all_layers_and_projected_once(self):
+        """
+        The layers' matrices count for each token of a prompt, and the output projection once for each request.
+        """
+        wide = replace(TINY, vocab_size=2 * TINY.vocab_size)
+        slow = Ceilings(bytes_per_s=1e30, flop_per_s=1.0)
+        one, other = (offline_floor(of, BF16_BYTES, slow, [10, 30], [1, 1]) for of in (TINY, wide))
+        head = TINY.vocab_size * TINY.hidden_size
+        layers = matmul_parameters(TINY) - head
+        assert 2 * (40 * layers + 2 * head) == one.prompts_s
+        assert 2 * 2 * head == other.prompts_s - one.prompts_s
+
+    def test_short_prompts_take_as_long_as_reading_the_weights(self):
+        """
+        Where a prompt has too few tokens to keep a device busy, the weights are still read once.
+        """
+        floor = offline_floor(TINY, BF16_BYTES, H200, [1], [1])
+        assert floor.total_s == pytest.approx(
+            BF16_BYTES * matmul_parameters(TINY) / H200.bytes_per_s
+        )
+
+    def test_faster_device_has_a_higher_ceiling(self):
+        """
+        Twice the bandwidth and twice the matrix rate allow twice the tokens per second.
+        """
+        double = Ceilings(bytes_per_s=8.6e12, flop_per_s=1576e12)
+        one, two = (
+            offline_floor(TINY, BF16_BYTES, ceilings, [40, 7], [30, 9])
+            for ceilings in (H200, double)
+        )
+        assert 2 * one.tokens_per_s == pytest.approx(two.tokens_per_s)

@@ -16,19 +16,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.request import ProxyHandler, build_opener
 
 from tandem.process.printing_commands import end_by_signals
-from tests.e2e.cluster import Process
 from tests.gpu.rates.offline import write_model
+from tests.gpu.rates.services import Services, metric_lines, metric_sum
 from tests.waiting import wait_until
 
-_BLOCK_SIZE = 16
 _BUSY = ("tandem_executor_forward_time_seconds_sum", "tandem_executor_sample_time_seconds_sum")
 _STEPS = "tandem_executor_forward_time_seconds_count"
 _TOKENS = "tandem_generation_tokens_total"
 _RUNNING = "tandem_requests_running"
-_LOGGED_CHARACTERS = 8000
+_PROMPT_LEN = 32
 _ROUNDS = 10_000
 """
 Multiple of the requests that run at once: no machine is through with them before they are looked
@@ -40,68 +38,44 @@ def main() -> int:
     """Measure and print."""
     given = _parser().parse_args()
     output_len = 40 if given.tiny else 1600
-    with tempfile.TemporaryDirectory(prefix="idle-") as name:
-        sys.stdout.write(json.dumps([_measure(given, Path(name), output_len)]) + "\n")
+    model = write_model(given.models, tiny=given.tiny)
+    with (
+        tempfile.TemporaryDirectory(prefix="idle-") as name,
+        Services(
+            Path(name),
+            model,
+            given.device,
+            rows=given.rows,
+            longest=_PROMPT_LEN + output_len,
+            scheduler=[f"--window={given.window}"],
+        ) as services,
+    ):
+        row = _under_load(given, services, output_len)
+    sys.stdout.write(json.dumps([row]) + "\n")
     return 0
 
 
-def _measure(given: argparse.Namespace, folder: Path, output_len: int) -> dict[str, Any]:
-    longest = 32 + output_len
-    limits = [f"--max-batch-size={given.rows}", f"--max-model-len={longest + _BLOCK_SIZE}"]
-    executor = Process(
-        "executor_svc",
-        [
-            f"--model={write_model(given.models, tiny=given.tiny)}",
-            f"--device={given.device}",
-            "--dtype=bfloat16",
-            f"--max-num-blocks={given.rows * (longest // _BLOCK_SIZE + 2)}",
-            f"--block-size={_BLOCK_SIZE}",
-            f"--listen=unix:{folder}/executor.sock",
-            *limits,
-        ],
-        folder,
-        "executor",
-    )
-    scheduler = None
-    try:
-        address = executor.addresses()["address"]
-        ports = [f"--{name}=127.0.0.1:0" for name in ("listen", "admin-listen", "metrics-listen")]
-        scheduler = Process(
-            "scheduler_svc",
-            [f"--executor={address}", *ports, f"--window={given.window}"],
-            folder,
-            "scheduler",
-        )
-        found = scheduler.addresses()
-        return _under_load(given, found["address"], found["metrics_address"], output_len)
-    except (AssertionError, OSError, SystemExit):
-        for log in sorted(folder.glob("*.log")):  # they go with the folder
-            sys.stderr.write(f"{log.name}:\n{log.read_text()[-_LOGGED_CHARACTERS:]}\n")
-        raise
-    finally:
-        if scheduler is not None:
-            scheduler.end()
-        executor.end()
-
-
-def _under_load(
-    given: argparse.Namespace, address: str, metrics: str, output_len: int
-) -> dict[str, Any]:
+def _under_load(given: argparse.Namespace, services: Services, output_len: int) -> dict[str, Any]:
     """
     Let all rows decode, and take the difference of two looks at what was added up. Requests that end are followed by others, so
     that there are always as many.
     """
-    flags = ["--address", address, "--concurrency", str(given.rows), "--input-len", "32"]
-    flags += ["--requests", str(given.rows * _ROUNDS), "--output-len", str(output_len)]
-    flags += ["--processes", str(min(8, given.rows)), "--warm-up", "0", "--max-time-s", "200"]
+    metrics = services.metrics_address
+    flags = ["--address", services.address, "--concurrency", str(given.rows)]
+    flags += ["--input-len", str(_PROMPT_LEN), "--output-len", str(output_len)]
+    flags += ["--requests", str(given.rows * _ROUNDS), "--processes", str(min(8, given.rows))]
+    flags += ["--warm-up", "0", "--max-time-s", "200"]
     command = [sys.executable, "-m", "tandem_client", "bench", "serve", *flags, "--json"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as load:
         try:
-            wait_until(lambda: _read(metrics, _RUNNING) >= given.rows, "rows to run")
+            wait_until(
+                lambda: metric_sum(metric_lines(metrics), _RUNNING) >= given.rows, "rows to run"
+            )
             before = _Look.at(metrics)
             wait_until(
                 lambda: (
-                    load.poll() is not None or _read(metrics, _STEPS) - before.steps >= given.steps
+                    load.poll() is not None
+                    or metric_sum(metric_lines(metrics), _STEPS) - before.steps >= given.steps
                 ),
                 "steps to measure",
             )
@@ -131,27 +105,13 @@ class _Look:
 
     @classmethod
     def at(cls, metrics: str) -> _Look:
-        lines = _lines(metrics)
+        lines = metric_lines(metrics)
         return cls(
             at_s=time.monotonic(),
-            steps=_sum(lines, _STEPS),
-            tokens=_sum(lines, _TOKENS),
-            busy_s=sum(_sum(lines, name) for name in _BUSY),
+            steps=metric_sum(lines, _STEPS),
+            tokens=metric_sum(lines, _TOKENS),
+            busy_s=sum(metric_sum(lines, name) for name in _BUSY),
         )
-
-
-def _read(address: str, name: str) -> float:
-    """Return a sample of the metrics, 0 where it is not there yet."""
-    return _sum(_lines(address), name)
-
-
-def _lines(address: str) -> list[str]:
-    with build_opener(ProxyHandler({})).open(f"http://{address}/metrics", timeout=60) as answer:
-        return answer.read().decode().splitlines()
-
-
-def _sum(lines: list[str], name: str) -> float:
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
 def _parser() -> argparse.ArgumentParser:

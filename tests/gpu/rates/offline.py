@@ -2,6 +2,9 @@
 `python -m tests.gpu.rates.offline`: 256 requests at once through the embedded engine and through transformers' continuous
 batching, with the same random weights, on one device. Prints a JSON list.
 
+The first row is the least time of the same requests at the bandwidth and the matrix rate that the device has in this run
+(`offline_floor`), of which the others tell their share.
+
 An engine that does not finish in time has a rate below all tokens over that time, and is reported so.
 """
 
@@ -19,36 +22,48 @@ import torch
 
 from tandem.engine_config import EngineConfig
 from tandem.process.printing_commands import end_by_signals
+from tandem_bench.device.ceilings import measure_ceilings
 from tandem_bench.device.json_rows import JsonRows
+from tandem_bench.device.offline_floor import offline_floor
+from tandem_bench.device.shapes import SHAPES
 from tandem_bench.device.sizes import MODEL_SIZES
+from tandem_bench.device.timing import timer_of
 from tandem_bench.offline.checkpoints import random_model
 from tandem_embedded import GenerationParams, InferenceEngine
 from tests.gpu.rates.workload import Requests
 
-ENGINES = ("tandem", "transformers")
+CEILING = "ceiling"
+"""Name of the row of the least time."""
+ENGINES = (CEILING, "tandem", "transformers")
 TEMPERATURE = 0.6
 _BLOCK_SIZE = 16
 _PAGE_SIZE = 256
 _LARGE = "llama-1b"
+_CEILING_S = 0.5
+"""Seconds for each of bandwidth and matrix rate."""
 
 
 def main() -> int:
     """Measure both, or be the process of one."""
     given = _parser().parse_args()
     if given.engine is not None:
-        sys.stdout.write(json.dumps(_serve(given)) + "\n")
+        answer = _ceiling(given) if given.engine == CEILING else _serve(given)
+        sys.stdout.write(json.dumps(answer) + "\n")
         return 0
     model = write_model(given.models, tiny=given.tiny)
     if given.only_write:
         return 0
-    found = 0
+    found: dict[str, float] = {}
     with JsonRows() as rows:
         for engine in ENGINES:
             row = _in_own_process(engine, model, given)
-            if row is not None:
-                rows.add(row)
-                found += 1
-    return 0 if found == len(ENGINES) else 1
+            if row is None:
+                continue
+            found[engine] = row["output_tokens_per_s"]
+            if engine != CEILING and CEILING in found:
+                row["share_of_ceiling"] = found[engine] / found[CEILING]
+            rows.add(row)
+    return 0 if len(found) == len(ENGINES) else 1
 
 
 def _in_own_process(engine: str, model: Path, given: argparse.Namespace) -> dict[str, Any] | None:
@@ -74,6 +89,29 @@ def _in_own_process(engine: str, model: Path, given: argparse.Namespace) -> dict
         return None
     row: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return row
+
+
+def _ceiling(given: argparse.Namespace) -> dict[str, Any]:
+    """Measure what the device can do, and return what would follow from that alone."""
+    device, requests = torch.device(given.device), _requests(tiny=given.tiny)
+    rates = measure_ceilings(device, torch.bfloat16, timer_of(device), _CEILING_S)
+    floor = offline_floor(
+        SHAPES[_name(tiny=given.tiny)],
+        torch.bfloat16.itemsize,
+        rates,
+        [len(prompt) for prompt in requests.prompts],
+        requests.output_len,
+    )
+    return {
+        "engine": CEILING,
+        "output_tokens_per_s": floor.tokens_per_s,
+        "bytes_per_s": rates.bytes_per_s,
+        "flop_per_s": rates.flop_per_s,
+        "prompts_s": floor.prompts_s,
+        "weights_s": floor.weights_s,
+        "kv_s": floor.kv_s,
+        "seconds": floor.total_s,
+    }
 
 
 def _serve(given: argparse.Namespace) -> dict[str, Any]:
@@ -131,11 +169,12 @@ def _serve_tandem(model: Path, device: str, requests: Requests) -> tuple[int, fl
 def _serve_transformers(model: Path, device: str, requests: Requests) -> tuple[int, float]:
     from transformers import (  # noqa: PLC0415  # takes seconds
         AutoModelForCausalLM,
+        ContinuousBatchingConfig,
         GenerationConfig,
     )
 
-    from tandem_bench.offline.engines.transformers_batch import (  # noqa: PLC0415  # imports it too
-        batching_config,
+    from tandem_bench.offline.engines.transformers_batch import (  # noqa: PLC0415  # likewise
+        page_size_option,
     )
 
     loaded = AutoModelForCausalLM.from_pretrained(
@@ -143,8 +182,8 @@ def _serve_transformers(model: Path, device: str, requests: Requests) -> tuple[i
     )
     loaded = loaded.to(device).eval()
     num_requests = len(requests.prompts)
-    batching = batching_config(
-        page_size=_PAGE_SIZE,
+    batching = ContinuousBatchingConfig(
+        **page_size_option(_PAGE_SIZE),
         num_blocks=num_requests * (-(-requests.longest // _PAGE_SIZE) + 1),
         max_batch_tokens=max(8192, num_requests),
         max_requests_per_batch=num_requests,
@@ -193,8 +232,12 @@ def _requests(*, tiny: bool) -> Requests:
 
 def write_model(folder: Path | None, *, tiny: bool) -> Path:
     """A model directory with random weights, kept in a folder or else in the user's cache."""
-    name = "tiny" if tiny else _LARGE
+    name = _name(tiny=tiny)
     return random_model(name, MODEL_SIZES[name], folder)
+
+
+def _name(*, tiny: bool) -> str:
+    return "tiny" if tiny else _LARGE
 
 
 def _parser() -> argparse.ArgumentParser:

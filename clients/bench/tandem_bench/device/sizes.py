@@ -85,6 +85,16 @@ MODEL_SIZES = {
         vocab_size=151936,
         qk_norm=True,
     ),
+    "qwen3-4b": ModelSizes(
+        num_layers=36,
+        hidden_size=2560,
+        intermediate_size=9728,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab_size=151936,
+        qk_norm=True,
+    ),
     "llama-1b": ModelSizes(
         num_layers=16,
         hidden_size=2048,
@@ -106,7 +116,7 @@ MODEL_SIZES = {
     ),
 }
 """
-Sizes by name: a model for tests, then SmolLM2-135M and -360M, Qwen3-0.6B, Llama-3.2-1B and
+Sizes by name: a model for tests, then SmolLM2-135M and -360M, Qwen3-0.6B and -4B, Llama-3.2-1B and
 Llama-3.1-8B as their config.json files give them, but without their scaling of rotary positions,
 which costs nothing in a step.
 """

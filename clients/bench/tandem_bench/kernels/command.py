@@ -111,7 +111,7 @@ GRIDS = {
     ),
     ("cuda", True): Grid(
         models=("llama-8b", "llama-1b", "qwen3-0.6b"),
-        decodes=tuple((rows, ctx) for ctx in (1024, 4096) for rows in _BATCHES),
+        decodes=tuple((rows, ctx) for ctx in (1024, 4096, 16384) for rows in _BATCHES),
         prompts=((1, 512, 0), (1, 4096, 0), (1, 16384, 0), (4, 4096, 0), (16, 512, 512)),
         tokens=(1, 32, 256, 4096),
         sampled=_BATCHES,

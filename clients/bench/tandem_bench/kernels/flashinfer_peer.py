@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -38,8 +38,8 @@ def contestants(shape: AttentionShape, *, is_decode: bool) -> Iterator[tuple[str
     if shape.device.type != "cuda" or not is_installed():
         return
     if is_decode:
-        yield NAME, functools.partial(_decode, use_tensor_cores=False)
-        yield WITH_TENSOR_CORES, functools.partial(_decode, use_tensor_cores=True)
+        yield NAME, partial(_decode, use_tensor_cores=False)
+        yield WITH_TENSOR_CORES, partial(_decode, use_tensor_cores=True)
     else:
         yield NAME, _prefill
 
@@ -58,8 +58,7 @@ def _decode(buffers: PagedBuffers, *, use_tensor_cores: bool) -> Call:
         q_data_type=shape.dtype,
         kv_data_type=shape.dtype,
     )
-    kv = _keys_and_values(buffers)
-    return lambda: wrapper.run(buffers.query, kv)
+    return partial(wrapper.run, buffers.query, _keys_and_values(buffers))
 
 
 def _prefill(buffers: PagedBuffers) -> Call:
@@ -76,15 +75,14 @@ def _prefill(buffers: PagedBuffers) -> Call:
         q_data_type=shape.dtype,
         kv_data_type=shape.dtype,
     )
-    kv = _keys_and_values(buffers)
-    return lambda: wrapper.run(buffers.query, kv)
+    return partial(wrapper.run, buffers.query, _keys_and_values(buffers))
 
 
 def _flashinfer() -> Any:
     return importlib.import_module("flashinfer")
 
 
-@functools.cache
+@cache
 def _workspace(device: torch.device) -> Tensor:
     return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
@@ -108,6 +106,9 @@ def _indptr(counts: Tensor) -> Tensor:
 
 
 def _keys_and_values(buffers: PagedBuffers) -> tuple[Tensor, Tensor]:
-    """Copy keys and values into contiguous tensors: our layout would prevent its wide loads."""
+    """
+    Copy keys and values into contiguous tensors: our layout would prevent its wide loads. The cache
+    that they came from must not be held on to: at long contexts it is as large as all else.
+    """
     key, value = buffers.kv_cache.unbind(2)
     return key.contiguous(), value.contiguous()

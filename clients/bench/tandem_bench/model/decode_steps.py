@@ -4,7 +4,8 @@
 Models of known sizes are decoded greedily by the executor's own runner, in this process, over a KV
 cache of random numbers; there is no scheduler, no server and no tokenizer. The time of a step is
 compared with its floor, which is that of `tandem bench roofline` for a bandwidth and a matrix rate
-measured in the same run. On a GPU a captured graph is replayed, unless --eager is given.
+measured in the same run. On a GPU a captured graph is replayed, unless --eager is given;
+--beside-eager measures steps of some numbers of rows both ways, one after the other.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from executor_svc.device.out_of_memory import is_out_of_memory
+from executor_svc.model.loader import LoadedModel
+from executor_svc.step.graphs.capture import GraphDevice
 from executor_svc.step.graphs.cuda import CudaGraphs
 from tandem.errors import OutOfMemory
 from tandem_bench.command_line import BenchParser, at_least_one, print_line, time_above_zero
 from tandem_bench.device.case import significant
 from tandem_bench.device.ceilings import measure_ceilings
-from tandem_bench.device.floors import step_floor
+from tandem_bench.device.floors import Ceilings, step_floor
 from tandem_bench.device.json_rows import JsonRows
 from tandem_bench.device.options import (
     Table,
@@ -52,6 +57,7 @@ _HEADINGS = (
     ("tokens/s", 10),
     ("floor ms", 9),
     ("% of floor", 10),
+    ("eager ms", 9),
 )
 
 
@@ -66,6 +72,7 @@ class Grid:
         contexts: Positions of each row.
         budget_s: Seconds for each measurement, about.
         is_eager: No graphs are captured on a GPU.
+        beside_eager: Numbers of rows whose steps are measured a second time, without a graph.
         batch_invariant: Rows give the same bits in any batch.
     """
 
@@ -74,6 +81,7 @@ class Grid:
     contexts: tuple[int, ...]
     budget_s: float
     is_eager: bool = False
+    beside_eager: tuple[int, ...] = ()
     batch_invariant: bool = False
 
 
@@ -95,7 +103,7 @@ GRIDS = {
         budget_s=0.5,
     ),
     ("cuda", True): Grid(
-        models=("qwen3-0.6b", "llama-1b", "llama-8b"),
+        models=("qwen3-0.6b", "llama-1b", "qwen3-4b", "llama-8b"),
         batches=_BATCHES,
         contexts=(1024, 4096),
         budget_s=0.5,
@@ -124,6 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         contexts=tuple(given.context or grid.contexts),
         budget_s=given.seconds or grid.budget_s,
         is_eager=given.eager,
+        beside_eager=tuple(given.beside_eager or ()),
         batch_invariant=given.batch_invariant,
     )
     limit_s = time_limit_s(given, TIME_LIMIT_S)
@@ -176,26 +185,62 @@ def measured_rows(
             if deadline_s is not None and time.monotonic() > deadline_s:
                 complain("model", f"{point} left out, the machine is slow")
                 continue
-            forget_memory(where.device)
-            try:
-                times = measure_steps(
-                    model,
-                    num_rows=num_rows,
-                    context=context,
-                    block_size=block_size,
-                    budget_s=grid.budget_s,
-                    graphs=graphs,
-                    batch_invariant=grid.batch_invariant,
-                )
-            except (OutOfMemory, RuntimeError) as error:
-                if isinstance(error, RuntimeError) and not is_out_of_memory(error):
-                    raise
+            row = _point(
+                model,
+                grid,
+                ceilings,
+                graphs,
+                num_rows=num_rows,
+                context=context,
+                block_size=block_size,
+            )
+            if row is None:
                 complain("model", f"{point} does not fit")
-                continue
-            floor = step_floor(model.config, where.dtype.itemsize, ceilings, [context] * num_rows)
-            place: Row = {"model": name, "rows": num_rows, "context": context}
-            yield place | _rates(times, num_rows, floor.total_s)
+            else:
+                place: Row = {"model": name, "rows": num_rows, "context": context}
+                yield place | row
         del model
+
+
+def _point(
+    model: LoadedModel,
+    grid: Grid,
+    ceilings: Ceilings,
+    graphs: GraphDevice | None,
+    *,
+    num_rows: int,
+    context: int,
+    block_size: int,
+) -> Row | None:
+    """Return the rates of one point; None where it does not fit."""
+    measure = partial(
+        _times,
+        model,
+        num_rows=num_rows,
+        context=context,
+        block_size=block_size,
+        budget_s=grid.budget_s,
+        batch_invariant=grid.batch_invariant,
+    )
+    if (times := measure(graphs=graphs)) is None:
+        return None
+    floor = step_floor(model.config, model.dtype.itemsize, ceilings, [context] * num_rows)
+    row = _rates(times, num_rows, floor.total_s)
+    if num_rows in grid.beside_eager and (eager := measure(graphs=None)) is not None:
+        row["eager_step_ms"] = significant(1e3 * eager.step_s)
+        row["times_eager"] = significant(eager.step_s / times.step_s)
+    return row
+
+
+def _times(model: LoadedModel, **options: Any) -> StepTimes | None:
+    """Return the times of `measure_steps`; None where cache or step do not fit."""
+    forget_memory(model.device)
+    try:
+        return measure_steps(model, **options)
+    except (OutOfMemory, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+            raise
+        return None
 
 
 def _rates(times: StepTimes, num_rows: int, floor_s: float) -> Row:
@@ -220,6 +265,7 @@ def _cells(row: Row) -> list[str]:
         f"{row['tokens_per_s']:.0f}",
         f"{row['floor_ms']:.3f}",
         f"{row['percent_of_floor']:.1f}",
+        f"{row['eager_step_ms']:.3f}" if "eager_step_ms" in row else "-",
     ]
 
 
@@ -228,7 +274,7 @@ def _parser() -> BenchParser:
     made.add_list(
         "--model",
         help=f"models: {', '.join(SHAPES)}; default: tiny and llama-135m on a CPU, with --full "
-        "qwen3-0.6b and llama-1b too; these two and llama-8b on a GPU",
+        "qwen3-0.6b and llama-1b too; these two and llama-8b on a GPU, with --full qwen3-4b too",
     )
     made.add_list(
         "--batch",
@@ -249,6 +295,12 @@ def _parser() -> BenchParser:
         help="compute each row to the same bits in any batch, which is slower",
     )
     made.add_argument("--eager", action="store_true", help="capture no graphs on a GPU")
+    made.add_list(
+        "--beside-eager",
+        type=at_least_one,
+        help="rows of those steps that are measured without a graph as well, which adds "
+        "eager_step_ms and times_eager to their rows; default: none",
+    )
     made.add_argument(
         "--seconds",
         type=time_above_zero,

@@ -19,8 +19,8 @@ def load(task: Task) -> BatchContestant:
     """Load the model, with pages and batch slots for all requests of the largest workload."""
     most = max(task.concurrency)
     pages_each = -(-task.sequence_len // _PAGE_SIZE)
-    batching = batching_config(
-        page_size=_PAGE_SIZE,
+    batching = ContinuousBatchingConfig(
+        **page_size_option(_PAGE_SIZE),
         num_blocks=most * (pages_each + 1),
         max_batch_tokens=max(_MAX_BATCH_TOKENS, most),
         max_requests_per_batch=most,
@@ -29,17 +29,10 @@ def load(task: Task) -> BatchContestant:
     return BatchContestant(load_model(task), batching)
 
 
-def batching_config(*, page_size: int, **others: Any) -> ContinuousBatchingConfig:
-    """
-    Return the configuration in the words of the installed version of transformers.
-
-    Args:
-        page_size: Tokens of a page in each layer; version 5.17 calls it `block_size`.
-        others: Fields that have one name in all versions.
-    """
-    names = {field.name for field in fields(ContinuousBatchingConfig)}
-    named: dict[str, Any] = {"page_size" if "page_size" in names else "block_size": page_size}
-    return ContinuousBatchingConfig(**named, **others)
+def page_size_option(num_tokens: int) -> dict[str, Any]:
+    """Return the option for the tokens of a page, by the name that this version has for it."""
+    names = {each.name for each in fields(ContinuousBatchingConfig)}
+    return {"page_size" if "page_size" in names else "block_size": num_tokens}
 
 
 class BatchContestant:
