@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import make_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from tandem_bench.device.sizes import MODEL_SIZES, ModelSizes
 from tandem_bench.offline import checkpoints
 from tandem_bench.offline import command as offline
 from tandem_bench.offline.checkpoints import random_model, stored_tensors
-from tandem_bench.offline.engines import ENGINES, Entry, linear_floor, transformers_batch
+from tandem_bench.offline.engines import ENGINES, Entry, linear_floor
 from tandem_bench.offline.engines.embedded import EmbeddedContestant
 from tandem_bench.offline.rounds import EngineFailed, Rounds, engines_in_turn, run_engine
 from tandem_bench.offline.workload import Served, Task
@@ -426,13 +426,3 @@ class TestRealEngines:
                 found.add(engine, each)
         assert (6, 6) == found.num_equal("transformers", 2)
         assert (6, 6) == found.num_equal("transformers-generate", 2)
-
-
-class TestTransformersBatching:
-    @pytest.mark.parametrize("name", ["page_size", "block_size"])
-    def test_pages_are_named_as_the_installed_version_names_them(self, monkeypatch, name):
-        """A page's tokens go to the field that the version has, under either name."""
-        made = make_dataclass("Config", [(name, int)])
-        monkeypatch.setattr(transformers_batch, "ContinuousBatchingConfig", made)
-        found = transformers_batch.page_size_option(256)
-        assert found == {name: 256}
