@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.paged_attention.triton_prefill_tiles import TILE_FIELDS, TileSize, power_of_two
+from kernels.paged_attention.triton_prefill_tiles import TILE_FIELDS, TileSize
+from kernels.paged_attention.tuning import padded_head_dim
 
 _LOWEST = tl.constexpr(-1.0e38)
 """Initial value of maxima: finite, so that keys which a query does not see make no NaN."""
@@ -68,7 +69,7 @@ def prefill_attention(
         KV_HEADS=num_kv_heads,
         GROUP=num_heads // num_kv_heads,
         HEAD_DIM=head_dim,
-        HEAD_DIM_PADDED=max(16, power_of_two(head_dim)),
+        HEAD_DIM_PADDED=padded_head_dim(head_dim),
         BLOCK_SIZE=block_size,
         WINDOW=window or 0,
         ROWS=size.rows,

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.paged_attention.sequences import AttentionShape, PagedSequences
+from kernels.paged_attention.tuning import padded_head_dim
 
 TILE_FIELDS = 4
 """Number of columns of a table of tiles: row, first query, its position, number of queries."""
@@ -96,7 +97,7 @@ def tile_size(shape: AttentionShape, *, is_short: bool) -> TileSize:
             num_warps=_FLOAT32.num_warps,
             num_stages=_FLOAT32.num_stages,
         )
-    padded = max(64, power_of_two(shape.head_dim))
+    padded = padded_head_dim(shape.head_dim)
     if is_short:
         return _SHORT_16_BIT[padded]
     if padded == 256 and power_of_two(shape.block_size) != shape.block_size:

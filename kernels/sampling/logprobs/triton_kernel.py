@@ -31,8 +31,8 @@ def log_total(values: Tensor) -> Tensor:
 
 @triton.jit
 def _sum_from(x: tl.tensor, peak: tl.tensor) -> tl.tensor:
-    """Return `exp(x - peak)`, or 0 where both are -infinity."""
-    return tl.where(x > float("-inf"), tl.exp(x - peak), 0.0)
+    """Return `exp(x - peak)`, 0 where both are -infinity, and NaN where x is one."""
+    return tl.where(x == float("-inf"), 0.0, tl.exp(x - peak))
 
 
 @triton.jit

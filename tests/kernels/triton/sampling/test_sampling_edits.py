@@ -150,3 +150,10 @@ class TestLogTotal:
         # its logarithm as much absolutely, besides a rounding of its own size.
         torch.testing.assert_close(found.cpu(), exact, rtol=1e-6, atol=1e-6)
         assert torch.equal(found[1:2], alone)
+
+    def test_a_row_with_a_nan_has_no_sum(self, device):
+        """One NaN makes its row's log-sum-exp NaN, as in the definition, and leaves other rows alone."""
+        values = random_logits(2, 9001, spread=5.0)
+        values[0, 7000] = float("nan")
+        found = log_total(values.to(device)).cpu()
+        assert found.isnan().tolist() == [[True], [False]]
