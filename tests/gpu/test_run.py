@@ -238,15 +238,15 @@ class TestPlan:
 
     def test_every_file_of_tests_for_a_device_is_a_part(self):
         """
-        Each file with tests that take a device runs in a process of its own, in both folders.
+        Each file with tests that take a device runs in a process of its own, in both folders and below.
         """
         takes_device = re.compile(r"def test_\w+\([^)]*\bdevice\b")
         parts = [part.name for part in parts_of(groups_on_gpu(Path()))]
         for folder in ("tests/gpu", "tests/kernels/triton"):
-            files = {path.relative_to(ROOT) for path in (ROOT / folder).glob("test_*.py")}
+            files = {path.relative_to(ROOT) for path in (ROOT / folder).rglob("test_*.py")}
             left_out = {file for file in files if any(map(file.match, WITHOUT_A_DEVICE))}
             assert {str(file) for file in files - left_out} == {
-                name for name in parts if str(Path(name).parent) == folder
+                name for name in parts if name.startswith(f"{folder}/")
             }
             for file in left_out:
                 assert not takes_device.search((ROOT / file).read_text()), file
