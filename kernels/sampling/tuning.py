@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import triton
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingTiles:
@@ -77,12 +75,16 @@ class Cut:
     @classmethod
     def into(cls, tiles: SamplingTiles, vocab_size: int) -> Cut:
         """Return the cut of so many ids into these tiles."""
-        tile = min(tiles.tile, triton.next_power_of_2(vocab_size))
-        split = min(tiles.split, triton.cdiv(vocab_size, tile) * tile)
-        return cls(tile, split, triton.cdiv(vocab_size, split), tiles.num_warps)
+        tile = min(tiles.tile, _power_of_two(vocab_size))
+        split = min(tiles.split, -(-vocab_size // tile) * tile)
+        return cls(tile, split, -(-vocab_size // split), tiles.num_warps)
 
     @property
     def padded_splits(self) -> int:
         """`num_splits` rounded up to a power of two, as Triton needs it."""
-        padded: int = triton.next_power_of_2(self.num_splits)
-        return padded
+        return _power_of_two(self.num_splits)
+
+
+def _power_of_two(number: int) -> int:
+    """Return the smallest power of two that is at least `number`, which is positive."""
+    return 1 << (number - 1).bit_length()

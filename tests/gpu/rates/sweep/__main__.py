@@ -28,6 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
     import torch  # noqa: PLC0415  # after the mode of Triton is chosen, like the rest
 
+    from tandem.process.telemetry import configure_logging  # noqa: PLC0415
     from tandem_bench.device.json_rows import JsonRows  # noqa: PLC0415
     from tests.gpu.rates.sweep.compiling import Compiling  # noqa: PLC0415
     from tests.gpu.rates.sweep.points import POINTS, TINY  # noqa: PLC0415
@@ -35,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     from tests.gpu.rates.sweep.tables import sources  # noqa: PLC0415
     from tests.gpu.rates.sweep.work import Place  # noqa: PLC0415
 
+    configure_logging("warning", "console")
     all_points = TINY if given.tiny else POINTS
     points = {
         key: shapes

@@ -107,6 +107,6 @@ def _linear_tiles(now: LinearTiles) -> list[Tuning]:
 def _sampling_tiles() -> list[Tuning]:
     return [
         SamplingTiles(tile=tile, split=split, num_warps=num_warps)
-        for tile, split, num_warps in product((1024, 2048, 4096), (2048, 4096, 8192, 16384), (4, 8))
+        for tile, split, num_warps in product((512, 1024, 2048), (2048, 4096, 8192, 16384), (4, 8))
         if tile <= split and (num_warps == 4 or tile > 1024)
     ]

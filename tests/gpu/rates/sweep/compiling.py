@@ -90,10 +90,11 @@ def results(
 
 def judge(launches: Sequence[Sequence[CompiledKernel] | str]) -> Compiled:
     """Tell whether a candidate can be used, from what it takes at each point."""
+    kernels: list[CompiledKernel] = []
     for each in launches:
         if isinstance(each, str):
             return Compiled(problem=each)
-    kernels = [kernel for each in launches for kernel in each if not isinstance(each, str)]
+        kernels += each
     registers = max(kernel.registers for kernel in kernels)
     shared_bytes = max(kernel.shared_bytes for kernel in kernels)
     problem = ""

@@ -19,7 +19,7 @@ from tests.gpu.rates.sweep.points import Point, check_point
 from tests.gpu.rates.sweep.tables import Key, Tuning, present
 from tests.gpu.rates.sweep.work import Place, make_work, same_bits_at
 
-Add = Callable[[Mapping[str, str | int | float | bool]], None]
+Add = Callable[[Mapping[str, object]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ class Sweep:
         check = check_point(point)
         work = None if self._options.compiles_only else make_work(check, self._place)
         for tuning, outcome in results(compiled):
-            row = {"kind": "compiled", "key": str(key), **_settings(tuning)}
+            row: dict[str, object] = {"kind": "compiled", "key": str(key), **_settings(tuning)}
             row |= {"registers": outcome.registers, "shared_bytes": outcome.shared_bytes}
             problem = outcome.problem
             if work is not None and not problem:
