@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from executor_svc.profile.quiet import silence_profiler
+from kernels.early_launch import use_early_launches
 from tandem.process.telemetry import configure_logging
 from tandem_bench.device.sizes import MODEL_SIZES
 
@@ -30,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     from tests.gpu.rates.trace.run import record_all  # noqa: PLC0415  # imports PyTorch
 
     configure_logging("warning", "console")
+    use_early_launches(on=given.early_launches)
     return record_all(
         given.model or (("tiny",) if given.tiny else MODELS),
         device_name=given.device,
@@ -49,6 +51,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tiny", action="store_true", help="a small model, for a CPU")
     parser.add_argument("--model", nargs="+", choices=sorted(MODEL_SIZES), help="only these")
     parser.add_argument("--traces", type=Path, metavar="DIR", help="folder for compressed traces")
+    parser.add_argument(
+        "--early-launches",
+        action="store_true",
+        help="let programs of kernels start while the kernel before ends",
+    )
     parser.add_argument("--limit-s", type=float, default=150.0, help="when nothing more begins")
     return parser
 
