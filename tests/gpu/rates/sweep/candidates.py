@@ -20,6 +20,9 @@ from tests.gpu.rates.sweep.tables import Key, Tuning, present
 SHARED_BYTES = 227 * 1024
 """Shared memory of a multiprocessor of sm_90 that programs can use."""
 
+_MOST_SUMS = 200
+"""Registers of a thread for sums and scores that leave enough of its 255 for all else."""
+
 
 def first_round(key: Key) -> list[Tuning]:
     """Return the present entry, then other shapes of tiles."""
@@ -79,9 +82,13 @@ def _prefill_tiles(key: Key) -> list[Tuning]:
         "prefill_short": product((SHORT_ROWS,), (32, 64, 128), (4, 8), (3, 5)),
         "prefill_invariant": product((16, 32, 64), (32, 64, 128), (4,), (3, 5)),
     }
+    head_dim = key.entry
+    assert isinstance(head_dim, int)
     return [
         TileSize(rows=rows, keys=keys, num_warps=num_warps, num_stages=num_stages)
         for rows, keys, num_warps, num_stages in kinds[key.operation]
+        # Sums and scores lie in registers; above so many of them the compiler spills others.
+        if rows * (head_dim + keys) <= _MOST_SUMS * 32 * num_warps
     ]
 
 
