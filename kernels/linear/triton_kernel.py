@@ -32,9 +32,11 @@ def linear(
     dtype: torch.dtype | None = None,
     *,
     split: bool | None = None,
+    tuning: LinearTuning | None = None,
 ) -> Tensor:
     """
-    Multiply; arguments are as in the package's `linear`, unchecked. `split` overrides `splits`.
+    Multiply; arguments are as in the package's `linear`, unchecked. `split` overrides `splits`, and
+    `tuning` the table.
 
     Raises:
         ValueError: Numbers are not of 2 or 4 bytes, or there are more than 4 chunks.
@@ -42,7 +44,8 @@ def linear(
     if num_chunks > _MOST_CHUNKS:
         raise ValueError(f"Triton's product adds up to {_MOST_CHUNKS} chunks, got {num_chunks}")
     num_rows, num_columns = x.shape[0], weight.shape[0]
-    tuning = linear_tuning(x.shape[1] // num_chunks, x.dtype)
+    if tuning is None:
+        tuning = linear_tuning(x.shape[1] // num_chunks, x.dtype)
     if split is None:
         size = {"num_rows": num_rows, "num_columns": num_columns, "num_chunks": num_chunks}
         split = splits(tuning, **size)

@@ -11,17 +11,32 @@ from dataclasses import dataclass
 
 import torch
 
-_PROGRAMS_WANTED = 2 * 132
-"""
-Number of programs to aim for: two for each multiprocessor of an H100 or H200. Other devices are
-only less well balanced.
-"""
+_NUM_MULTIPROCESSORS = 132
+"""Number of multiprocessors of an H100 or H200; other devices are only less well balanced."""
 
 _FEWEST_TILES = 4
 """Fewest tiles of a part along the inner dimension: enough to keep loads in flight."""
 
-_MOST_PARTS = 9
-"""Most parts of a chunk: enough for the few columns of a decode's narrower weights."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearTiles:
+    """
+    The tiles of all products in numbers of one size.
+
+    Attributes:
+        rows: As in `LinearTuning`, like `columns`, `depth`, `num_warps` and `num_stages`.
+        most_parts: Most parts of a chunk: enough for the few columns of a decode's narrower
+            weights.
+        programs_per_multiprocessor: Number of programs to aim for.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    num_warps: int
+    num_stages: int
+    most_parts: int = 9
+    programs_per_multiprocessor: int = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +56,7 @@ class LinearTuning:
         num_parts: Number of parts of a chunk.
         num_warps: Warps of 32 threads per program.
         num_stages: Tiles in flight at once.
+        programs_wanted: Number of programs to aim for.
     """
 
     rows: int
@@ -50,14 +66,15 @@ class LinearTuning:
     num_parts: int
     num_warps: int
     num_stages: int
+    programs_wanted: int
 
 
-_TILES: dict[int, tuple[int, int, int, int, int]] = {
-    2: (64, 128, 64, 4, 4),
-    4: (32, 32, 32, 4, 2),
+TILES: dict[int, LinearTiles] = {
+    2: LinearTiles(rows=64, columns=128, depth=64, num_warps=4, num_stages=4),
+    4: LinearTiles(rows=32, columns=32, depth=32, num_warps=4, num_stages=2),
 }
 """
-Rows, columns, depth, warps and stages by bytes of a number.
+Tiles by bytes of a number.
 
 64 rows are the least that Hopper's matrix instructions take, so few rows cost no more memory
 traffic than many. float32 uses no tensor core and is for checking.
@@ -71,23 +88,28 @@ def linear_tuning(width: int, dtype: torch.dtype) -> LinearTuning:
     Raises:
         ValueError: Numbers are not of 2 or 4 bytes.
     """
-    if dtype.itemsize not in _TILES:
+    if dtype.itemsize not in TILES:
         raise ValueError(f"Triton's product takes numbers of 2 or 4 bytes, got {dtype}")
-    rows, columns, depth, num_warps, num_stages = _TILES[dtype.itemsize]
-    tiles = -(-width // depth)
-    part_tiles = -(-tiles // max(1, min(_MOST_PARTS, tiles // _FEWEST_TILES)))
+    return cut(width, TILES[dtype.itemsize])
+
+
+def cut(width: int, tiles: LinearTiles) -> LinearTuning:
+    """Return the cut for chunks of a width into these tiles."""
+    num_tiles = -(-width // tiles.depth)
+    part_tiles = -(-num_tiles // max(1, min(tiles.most_parts, num_tiles // _FEWEST_TILES)))
     return LinearTuning(
-        rows=rows,
-        columns=columns,
-        depth=depth,
+        rows=tiles.rows,
+        columns=tiles.columns,
+        depth=tiles.depth,
         part_tiles=part_tiles,
-        num_parts=-(-tiles // part_tiles),
-        num_warps=num_warps,
-        num_stages=num_stages,
+        num_parts=-(-num_tiles // part_tiles),
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+        programs_wanted=tiles.programs_per_multiprocessor * _NUM_MULTIPROCESSORS,
     )
 
 
 def splits(tuning: LinearTuning, *, num_rows: int, num_columns: int, num_chunks: int = 1) -> bool:
     """Tell whether each part gets its own program; otherwise one computes a chunk's, in order."""
     programs = -(-num_rows // tuning.rows) * -(-num_columns // tuning.columns) * num_chunks
-    return tuning.num_parts > 1 and programs < _PROGRAMS_WANTED
+    return tuning.num_parts > 1 and programs < tuning.programs_wanted

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.early_launch import launch_options
 from kernels.paged_attention.triton_decode_parts import (
     attend_chunk,
     chunks_of_row,
@@ -33,6 +34,7 @@ from kernels.paged_attention.tuning import (
     padded_head_dim,
     programs_per_kv_head,
 )
+from kernels.triton_early import begin_early
 
 _MERGED_AT_ONCE = 8
 """Number of chunks that a merging program loads at once."""
@@ -77,6 +79,7 @@ def decode_kernel(
     MAX_CHUNKS: tl.constexpr,
     WINDOW: tl.constexpr,
     DIRECT: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """
     Attend to the chunks of one row, key head and split. Oracle: `reference.ReferencePlan.attend`.
@@ -85,15 +88,14 @@ def decode_kernel(
     KV_HEADS, D]; seq_len 0 pads. DIRECT writes all of out [B, H, D], else chunks write to their
     DecodeScratch. Heads >= GROUP, columns >= D and unseen keys are masked. Offsets int64.
     """
+    begin_early(EARLY)
     kv_head = tl.program_id(0) // tl.cdiv(GROUP, HEADS)
     in_group = tl.program_id(0) % tl.cdiv(GROUP, HEADS) * HEADS + tl.arange(0, HEADS)
-    head = kv_head * GROUP + in_group
-    row = tl.program_id(2).to(tl.int64)
-    dim = tl.arange(0, PADDED_D)
+    row, dim = tl.program_id(2).to(tl.int64), tl.arange(0, PADDED_D)
+    head, length = kv_head * GROUP + in_group, tl.load(seq_len + row)
     real = (in_group[:, None] < GROUP) & (dim[None, :] < D)
     query_at = row * QUERY_ROW_STRIDE + head[:, None] * QUERY_HEAD_STRIDE + dim[None, :]
     own_query = tl.load(query + query_at, mask=real, other=0.0)  # [HEADS, PADDED_D]
-    length = tl.load(seq_len + row)
     first, end, step, num_chunks = chunks_of_row(length, TILE, MIN_CHUNK, MAX_CHUNKS, WINDOW)
     per_split = tl.cdiv(num_chunks, tl.num_programs(1))
     begin = tl.program_id(1) * per_split
@@ -129,6 +131,7 @@ def merge_kernel(
     MAX_CHUNKS: tl.constexpr,
     WINDOW: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """
     Merge the chunks of one row and query head, in the order and by the arithmetic of DIRECT.
@@ -138,6 +141,7 @@ def merge_kernel(
     are masked. Offsets int64; fp32 sums, rounded once.
     Oracle: `reference.ReferencePlan.attend`.
     """
+    begin_early(EARLY)
     row = tl.program_id(1).to(tl.int64)
     entry = row * tl.num_programs(0) + tl.program_id(0) + tl.arange(0, 1)
     dim = tl.arange(0, PADDED_D)
@@ -244,6 +248,7 @@ def _launch(
         "MAX_CHUNKS": tuning.max_chunks,
         "WINDOW": window,
         "enable_fp_fusion": False,  # rounding must not depend on the compiler's choice
+        **launch_options(),
     }
     programs = num_kv_heads * programs_per_kv_head(num_heads, num_kv_heads)
     decode_kernel[(programs, num_splits, num_rows)](

@@ -44,12 +44,12 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SHORT_ROWS = 64
 """Queries times heads of a group up to which a row is cut into small tiles."""
 
-_LONG_16_BIT = {
+LONG_TILES = {
     64: TileSize(rows=128, keys=64, num_warps=8, num_stages=5),
     128: TileSize(rows=128, keys=64, num_warps=8, num_stages=5),
     256: TileSize(rows=128, keys=32, num_warps=8, num_stages=5),
 }
-_SHORT_16_BIT = {
+SHORT_TILES = {
     64: TileSize(rows=64, keys=64, num_warps=4, num_stages=5),
     128: TileSize(rows=64, keys=32, num_warps=4, num_stages=5),
     256: TileSize(rows=64, keys=32, num_warps=4, num_stages=5),
@@ -59,6 +59,9 @@ Sizes of tiles by padded head size, for long and short rows. They have five stag
 numbers are loaded before the keys: the pipeline shares its depth between the two, and with fewer
 stages keys would be loaded only after the products before theirs were issued, and then waited for.
 """
+
+INVARIANT_TILES = dict(SHORT_TILES)
+"""Sizes of tiles by padded head size for all rows of batch-invariant attention, decodes too."""
 
 _ODD_BLOCKS_256 = TileSize(rows=128, keys=32, num_warps=8, num_stages=2)
 """
@@ -84,7 +87,7 @@ def tile_size(shape: AttentionShape, *, is_short: bool) -> TileSize:
     """
     if shape.dtype not in _DTYPES:
         raise ValueError(f"Triton's attention takes bfloat16, float16 and float32: {shape.dtype}")
-    if shape.head_dim > max(_LONG_16_BIT) or shape.group_size > _LONG_16_BIT[64].rows:
+    if shape.head_dim > max(LONG_TILES) or shape.group_size > LONG_TILES[64].rows:
         raise ValueError(
             f"Triton's attention takes heads of up to 256 and up to 128 of them per key "
             f"head, got {shape.head_dim} and {shape.group_size}: choose the reference"
@@ -99,10 +102,10 @@ def tile_size(shape: AttentionShape, *, is_short: bool) -> TileSize:
         )
     padded = padded_head_dim(shape.head_dim)
     if is_short:
-        return _SHORT_16_BIT[padded]
+        return SHORT_TILES[padded]
     if padded == 256 and power_of_two(shape.block_size) != shape.block_size:
         return _ODD_BLOCKS_256
-    return _LONG_16_BIT[padded]
+    return LONG_TILES[padded]
 
 
 def invariant_tile_size(shape: AttentionShape) -> TileSize:
@@ -113,11 +116,11 @@ def invariant_tile_size(shape: AttentionShape) -> TileSize:
     Raises:
         ValueError: As in `tile_size`.
     """
-    return tile_size(shape, is_short=_is_short_where_invariant(shape))
-
-
-def _is_short_where_invariant(shape: AttentionShape) -> bool:
-    return shape.group_size <= SHORT_ROWS
+    size = tile_size(shape, is_short=False)
+    if shape.dtype == torch.float32:
+        return size
+    small = INVARIANT_TILES[max(64, power_of_two(shape.head_dim))]
+    return small if shape.group_size <= small.rows else size
 
 
 def power_of_two(number: int) -> int:
@@ -135,24 +138,32 @@ def cut_prefill(
         Sizes of tiles, each with a table int32 ``[N, 4]``: row of the block table, first query
         among the batch's, its position in its sequence, number of queries.
     """
+    if shape.batch_invariant:
+        chosen = [(invariant_tile_size(shape), rows)]
+    else:
+        is_short = sequences.query_len[rows].astype(np.int64) * shape.group_size <= SHORT_ROWS
+        chosen = [
+            (tile_size(shape, is_short=short), rows[is_short == short]) for short in (True, False)
+        ]
+    return [
+        (size, cut_rows(sequences, shape.group_size, each, size))
+        for size, each in chosen
+        if len(each)
+    ]
+
+
+def cut_rows(
+    sequences: PagedSequences, group_size: int, rows: NDArray[np.int64], size: TileSize
+) -> NDArray[np.int32]:
+    """Cut some of a batch's rows into tiles of one size; the result is a table of `cut_prefill`."""
     query_len = sequences.query_len.astype(np.int64)
     first_query = np.cumsum(query_len) - query_len
-    is_short = query_len[rows] * shape.group_size <= SHORT_ROWS
-    if shape.batch_invariant:
-        is_short[:] = _is_short_where_invariant(shape)
-    tables = []
-    for short in (True, False):
-        chosen = rows[is_short == short]
-        if not len(chosen):
-            continue
-        size = tile_size(shape, is_short=short)
-        per_tile = size.rows // shape.group_size
-        num_tiles = -(-query_len[chosen] // per_tile)
-        row = np.repeat(chosen, num_tiles)
-        before = np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
-        done = (np.arange(len(row)) - before) * per_tile
-        position = sequences.seq_len[row] - query_len[row] + done
-        count = np.minimum(query_len[row] - done, per_tile)
-        table = np.stack((row, first_query[row] + done, position, count), axis=1)
-        tables.append((size, table[np.argsort(-position, kind="stable")].astype(np.int32)))
-    return tables
+    per_tile = size.rows // group_size
+    num_tiles = -(-query_len[rows] // per_tile)
+    row = np.repeat(rows, num_tiles)
+    before = np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
+    done = (np.arange(len(row)) - before) * per_tile
+    position = sequences.seq_len[row] - query_len[row] + done
+    count = np.minimum(query_len[row] - done, per_tile)
+    table = np.stack((row, first_query[row] + done, position, count), axis=1)
+    return table[np.argsort(-position, kind="stable")].astype(np.int32)

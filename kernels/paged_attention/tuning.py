@@ -8,18 +8,12 @@ parts of a row, but not the arithmetic: see `DecodeTuning`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 NUM_MULTIPROCESSORS = 132
 """Number of multiprocessors of an H100 or H200; other devices are only less well balanced."""
-
-_PROGRAMS_WANTED = 16 * NUM_MULTIPROCESSORS
-"""
-Number of programs to aim for, five times as many as fit at once: rows differ in length, and the end
-of a launch must not be left to a few long ones. Programs without a chunk end at once.
-"""
 
 HEADS_PER_PROGRAM = 16
 """
@@ -43,39 +37,42 @@ class DecodeTuning:
         num_stages: Tiles in flight at once.
         min_chunk: Positions of a chunk of a short row, a multiple of `tile`.
         max_chunks: Most chunks of a row; longer rows have longer chunks.
-        max_registers: Most registers of a thread; None leaves the choice to the compiler.
+        max_registers: Most registers of a thread; None leaves the choice to the compiler. Without a
+            limit the assembler chooses one by itself, and prefers spilling a register or two to
+            running fewer programs at once.
+        programs_per_multiprocessor: Number of programs to aim for, five times as many as fit at
+            once: rows differ in length, and the end of a launch must not be left to a few long
+            ones. Programs without a chunk end at once.
     """
 
     tile: int
     num_warps: int
     num_stages: int
-    min_chunk: int
-    max_chunks: int
+    min_chunk: int = 256
+    max_chunks: int = 32
     max_registers: int | None = None
+    programs_per_multiprocessor: int = 16
 
 
-DECODE_TILES: dict[tuple[int, int], tuple[int, int, int]] = {
-    (64, 2): (128, 4, 5),
-    (128, 2): (64, 4, 5),
-    (256, 2): (32, 4, 5),
-    (64, 4): (32, 4, 3),
-    (128, 4): (16, 4, 2),
-    (256, 4): (16, 8, 3),
+MANY_KV_HEADS = 8
+"""Key heads from which a row's chunks are as many as the table says; with fewer they are twice."""
+
+DECODE_TILES: dict[tuple[int, int], DecodeTuning] = {
+    (64, 2): DecodeTuning(tile=128, num_warps=4, num_stages=5),
+    (128, 2): DecodeTuning(tile=64, num_warps=4, num_stages=5),
+    (256, 2): DecodeTuning(tile=32, num_warps=4, num_stages=5),
+    (64, 4): DecodeTuning(tile=32, num_warps=4, num_stages=3),
+    (128, 4): DecodeTuning(tile=16, num_warps=4, num_stages=2),
+    (256, 4): DecodeTuning(tile=16, num_warps=8, num_stages=3, max_registers=128),
 }
 """
-Tile, warps and stages by padded head size and bytes of a number.
+Tunings by padded head size and bytes of a number.
 
 Block numbers are loaded too, so stages come in pairs: 5 hold two tiles of 32 KB, one being loaded
 while the other is used, and 3 programs fill a multiprocessor's shared memory. That is several times
 what hides the memory's latency, so that the last programs of a launch still use all of its
 bandwidth. float32 is for checking. All block sizes use the same entries: a row's bits do not depend
 on them either.
-"""
-
-_MOST_REGISTERS = {(256, 4): 128}
-"""
-Limits of registers by padded head size and bytes of a number. Without a limit the assembler chooses
-one by itself, and prefers spilling a register or two to running fewer programs at once.
 """
 
 
@@ -91,19 +88,17 @@ def decode_tuning(*, head_dim: int, num_kv_heads: int, dtype: torch.dtype) -> De
     Raises:
         ValueError: The table does not have this head size or number type.
     """
-    row = padded_head_dim(head_dim), dtype.itemsize
-    found = DECODE_TILES.get(row)
+    found = DECODE_TILES.get((padded_head_dim(head_dim), dtype.itemsize))
     if found is None:
         raise ValueError(f"head size must be at most 256 and {dtype} of 2 or 4 bytes: {head_dim}")
-    tile, num_warps, num_stages = found
-    return DecodeTuning(
-        tile=tile,
-        num_warps=num_warps,
-        num_stages=num_stages,
-        min_chunk=256,
-        max_chunks=32 if num_kv_heads >= 8 else 64,
-        max_registers=_MOST_REGISTERS.get(row),
-    )
+    return for_kv_heads(found, num_kv_heads)
+
+
+def for_kv_heads(tuning: DecodeTuning, num_kv_heads: int) -> DecodeTuning:
+    """Return a table's tuning for a model with so many key heads."""
+    if num_kv_heads >= MANY_KV_HEADS:
+        return tuning
+    return replace(tuning, max_chunks=2 * tuning.max_chunks)
 
 
 def decode_splits(tuning: DecodeTuning, *, num_rows: int, num_heads: int, num_kv_heads: int) -> int:
@@ -112,9 +107,10 @@ def decode_splits(tuning: DecodeTuning, *, num_rows: int, num_heads: int, num_kv
     merges them itself and needs no second launch.
     """
     programs = num_rows * num_kv_heads * programs_per_kv_head(num_heads, num_kv_heads)
-    if programs >= _PROGRAMS_WANTED - NUM_MULTIPROCESSORS:
+    wanted = tuning.programs_per_multiprocessor * NUM_MULTIPROCESSORS
+    if programs >= wanted - NUM_MULTIPROCESSORS:
         return 1
-    return min(tuning.max_chunks, -(-_PROGRAMS_WANTED // programs))
+    return min(tuning.max_chunks, -(-wanted // programs))
 
 
 def programs_per_kv_head(num_heads: int, num_kv_heads: int) -> int:

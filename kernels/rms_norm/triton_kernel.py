@@ -7,6 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.early_launch import launch_options
+from kernels.triton_early import begin_early
+
 MAX_WIDTH = 32768
 """Most elements of a row that a program holds in registers."""
 
@@ -74,6 +77,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
             TILE=tile,
             ADDS=residual is not None,
             num_warps=num_warps,
+            **launch_options(),
         )
     return out
 
@@ -98,6 +102,7 @@ def _rms_norm_kernel(
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
     ADDS: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """
     Compute out[t] = s / sqrt(mean(s ** 2) + eps) * weight for s = x[t]; if ADDS, for
@@ -109,6 +114,7 @@ def _rms_norm_kernel(
     the weight.
     Oracle: `reference.rms_norm`, `reference.add_rms_norm`.
     """
+    begin_early(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, TILE)
     inside = column < WIDTH

@@ -7,6 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.early_launch import launch_options
+from kernels.triton_early import begin_early
+
 HEADS_PER_PROGRAM = 8
 """Heads per program: enough work for it, and few enough that one token spreads over the device."""
 
@@ -53,6 +56,7 @@ def rope_kv_write(
             HEAD_TILE=HEADS_PER_PROGRAM,
             NORMS=qk_norm is not None,
             num_warps=num_warps,
+            **launch_options(),
         )
     return query
 
@@ -84,6 +88,7 @@ def _rope_kv_write_kernel(
     DIM_TILE: tl.constexpr,
     HEAD_TILE: tl.constexpr,
     NORMS: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """
     Write the rotated queries to query, the rotated keys and the values to kv_cache[kv_position[t]].
@@ -96,6 +101,7 @@ def _rope_kv_write_kernel(
     inside, rounded after the norm, after its weight and after the rotation.
     Oracle: `reference.rope_kv_write`.
     """
+    begin_early(EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)[:, None]
     column = tl.arange(0, DIM_TILE)

@@ -19,7 +19,9 @@ __all__ = ["Needs", "draw", "thresholds"]
 _NO_ID = tl.constexpr(2**31 - 1)
 
 
-def draw(logits: Tensor, columns: SamplingColumns, needs: Needs) -> tuple[Tensor, Tensor]:
+def draw(
+    logits: Tensor, columns: SamplingColumns, needs: Needs, cut: Cut | None = None
+) -> tuple[Tensor, Tensor]:
     """
     Draw one token per row, with launches that depend on shapes and `needs` only.
 
@@ -29,6 +31,7 @@ def draw(logits: Tensor, columns: SamplingColumns, needs: Needs) -> tuple[Tensor
         logits: Floating ``[R, V]``, column stride 1. Not changed.
         columns: Parameters of each row, on the device of the logits.
         needs: Needs of the rows, or more.
+        cut: Cut of the ids; None takes the table's. It does not change tokens.
 
     Returns:
         Token int64 ``[R]``, 0 where not valid, and validity bool ``[R]``.
@@ -39,7 +42,8 @@ def draw(logits: Tensor, columns: SamplingColumns, needs: Needs) -> tuple[Tensor
     valid = torch.empty(num_rows, dtype=torch.bool, device=device)
     if num_rows == 0:
         return token, valid
-    cut = Cut.of(num_rows, vocab_size)
+    if cut is None:
+        cut = Cut.of(num_rows, vocab_size)
     grid = (num_rows, cut.num_splits)
     value = torch.empty(grid, dtype=torch.float32, device=device)
     ids = torch.empty(grid, dtype=torch.int32, device=device)
@@ -50,18 +54,21 @@ def draw(logits: Tensor, columns: SamplingColumns, needs: Needs) -> tuple[Tensor
         "SPLIT": cut.split,
         "TILE": cut.tile,
         "NUM_SPLITS": cut.num_splits,
+        "num_warps": cut.num_warps,
     }
     _best_kernel[grid](logits, value, ids, logits.stride(0), **tiles)
     _greedy_kernel[(num_rows,)](value, ids, token, valid, best, **parts, num_warps=1)
     if needs.noise:
-        lowest = thresholds(logits, columns, best, needs)
+        lowest = thresholds(logits, columns, best, needs, cut)
         row = (columns.temperature, columns.top_k, columns.seed, columns.position, columns.choice)
         _draw_kernel[grid](logits, *row, best, lowest, value, ids, logits.stride(0), **tiles)
         _choose_kernel[(num_rows,)](*row[:2], best, value, ids, token, **parts, num_warps=1)
     return token, valid
 
 
-def thresholds(logits: Tensor, columns: SamplingColumns, best: Tensor, needs: Needs) -> Tensor:
+def thresholds(
+    logits: Tensor, columns: SamplingColumns, best: Tensor, needs: Needs, cut: Cut
+) -> Tensor:
     """
     Compute the smallest scaled logit that each row may draw, float32 ``[R]``.
 
@@ -69,16 +76,17 @@ def thresholds(logits: Tensor, columns: SamplingColumns, best: Tensor, needs: Ne
         logits: Floating ``[R, V]``, column stride 1.
         columns: Parameters of each row, on the device of the logits.
         best: float32 ``[R]``, the largest logits; a row is not cut if its best is not finite.
-        needs: Cuts to make.
+        needs: Filters to apply.
+        cut: Cut of the ids.
     """
     if needs.min_p and columns.min_p is not None:
         lowest = reference.min_p_threshold(columns.min_p)
     else:
         lowest = torch.full_like(best, float("-inf"))
     if needs.top_k:
-        raise_thresholds(logits, columns, best, lowest, by_mass=False)
+        raise_thresholds(logits, columns, best, lowest, cut, by_mass=False)
     if needs.top_p:
-        raise_thresholds(logits, columns, best, lowest, by_mass=True)
+        raise_thresholds(logits, columns, best, lowest, cut, by_mass=True)
     return lowest
 
 

@@ -40,7 +40,13 @@ _TOP_P_SLACK = tl.constexpr(reference.TOP_P_SLACK)
 
 
 def raise_thresholds(
-    logits: Tensor, columns: SamplingColumns, best: Tensor, lowest: Tensor, *, by_mass: bool
+    logits: Tensor,
+    columns: SamplingColumns,
+    best: Tensor,
+    lowest: Tensor,
+    cut: Cut,
+    *,
+    by_mass: bool,
 ) -> None:
     """
     Apply top_k or top_p to the ids kept so far, in place.
@@ -50,11 +56,11 @@ def raise_thresholds(
         columns: Parameters of each row, on the device of the logits.
         best: float32 ``[R]``, the largest logits; rows where it is not finite are left alone.
         lowest: float32 ``[R]``, smallest scaled logit that is kept; raised in place.
+        cut: Cut of the ids.
         by_mass: True applies top_p, to the ids left by top_k; False applies top_k.
     """
     num_rows, vocab_size = logits.shape
     room = min(num_rows, ROWS_PER_SEARCH)
-    cut = Cut.of(room, vocab_size)
     keys = torch.empty((room, vocab_size), dtype=torch.int32, device=logits.device)
     count = torch.empty(room, dtype=torch.int32, device=logits.device)
     weight = torch.empty(
@@ -78,7 +84,7 @@ def raise_thresholds(
             "WAYS": COARSE_WAYS,
         }
         grid = (len(rows), cut.num_splits)
-        tiles = {"SPLIT": cut.split, "TILE": cut.tile}
+        tiles = {"SPLIT": cut.split, "TILE": cut.tile, "num_warps": cut.num_warps}
         _weigh_kernel[grid](rows, *row, weight, count, rows.stride(0), **sizes, **tiles)
         _collect_kernel[grid](rows, *row, weight, keys, count, rows.stride(0), **sizes, **tiles)
         _search_kernel[(len(rows),)](

@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import triton
 
-TILE = 1024
-"""Ids that a program reads at a time: 16 bytes per thread of 4 warps in two-byte types."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingTiles:
+    """
+    Sizes of a program's work.
 
-SPLITS = ((16, 2048), (64, 4096))
-WIDEST_SPLIT = 8192
+    Attributes:
+        tile: Ids that a program reads at a time; 1024 are 16 bytes per thread of 4 warps in
+            two-byte types.
+        split: Ids of a program, a multiple of `tile`.
+        num_warps: Warps of 32 threads per program.
+    """
+
+    tile: int
+    split: int
+    num_warps: int = 4
+
+
+TILES = {
+    16: SamplingTiles(tile=1024, split=2048),
+    64: SamplingTiles(tile=1024, split=4096),
+    None: SamplingTiles(tile=1024, split=8192),
+}
 """
-Ids per program, by the largest number of rows: few rows are cut finer, to fill the device. The cut
-changes no token: largest values, lowest ids and sums of integers do not depend on it.
+Tiles by the largest number of rows, the last for any: few rows are cut finer, to fill the device.
+The cut changes no token: largest values, lowest ids and sums of integers do not depend on it.
 """
 
 ROWS_PER_SEARCH = 256
@@ -40,22 +56,35 @@ that parts of a packed buffer do not cause a compilation while serving.
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A cut of a row's ids into `num_splits` parts of `split` ids, read `tile` at a time."""
+    """
+    A cut of a row's ids into `num_splits` parts of `split` ids, read `tile` at a time by
+    `num_warps` warps.
+    """
 
     tile: int
     split: int
     num_splits: int
+    num_warps: int
 
     @classmethod
     def of(cls, num_rows: int, vocab_size: int) -> Cut:
         """Choose the cut for so many rows and ids; no part is longer than a row needs."""
-        tile = min(TILE, triton.next_power_of_2(vocab_size))
-        split = next((split for rows, split in SPLITS if num_rows <= rows), WIDEST_SPLIT)
-        split = min(split, triton.cdiv(vocab_size, tile) * tile)
-        return cls(tile, split, triton.cdiv(vocab_size, split))
+        found = next(tiles for rows, tiles in TILES.items() if rows is None or num_rows <= rows)
+        return cls.into(found, vocab_size)
+
+    @classmethod
+    def into(cls, tiles: SamplingTiles, vocab_size: int) -> Cut:
+        """Return the cut of so many ids into these tiles."""
+        tile = min(tiles.tile, _power_of_two(vocab_size))
+        split = min(tiles.split, -(-vocab_size // tile) * tile)
+        return cls(tile, split, -(-vocab_size // split), tiles.num_warps)
 
     @property
     def padded_splits(self) -> int:
         """`num_splits` rounded up to a power of two, as Triton needs it."""
-        padded: int = triton.next_power_of_2(self.num_splits)
-        return padded
+        return _power_of_two(self.num_splits)
+
+
+def _power_of_two(number: int) -> int:
+    """Return the smallest power of two that is at least `number`, which is positive."""
+    return 1 << (number - 1).bit_length()

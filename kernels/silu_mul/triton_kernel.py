@@ -7,6 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.early_launch import launch_options
+from kernels.triton_early import begin_early
+
 TILE = 1024
 NUM_WARPS = 4
 """Warps of a tile: in two-byte types each thread loads 16 bytes of gate and of up."""
@@ -29,6 +32,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
             WIDTH=width,
             TILE=TILE,
             num_warps=NUM_WARPS,
+            **launch_options(),
         )
     return out
 
@@ -40,6 +44,7 @@ def _silu_mul_kernel(
     ROW_STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """
     Compute out[t, n] = silu(gate_up[t, n]) * gate_up[t, WIDTH + n].
@@ -49,6 +54,7 @@ def _silu_mul_kernel(
     2**31); fp32 inside, rounded once.
     Oracle: `reference.silu_mul`.
     """
+    begin_early(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = column < WIDTH

@@ -10,7 +10,7 @@ from tests.gpu.parts import ROOT, Part, count_tests
 
 BUDGET_S = 545.0
 """Seconds for one command: under nine and a half minutes with what comes before and after."""
-STAGES = ("kernels", "serving", "rest")
+STAGES = ("kernels", "serving", "rest", "tuning")
 """Names of the stages: with all that belongs to one, a command stays within the budget."""
 
 _PYTEST = (
@@ -23,11 +23,14 @@ _MODELS = ("llama-8b", "llama-1b", "qwen3-0.6b")
 _BATCHES = ("1", "8", "32", "128", "256")
 _ENDING_S = 13.0
 """Seconds that a benchmark has for its start, and for the measurement that it is in when its time is up."""
+_LAST_STEP_S = 30
+"""Seconds that a profile or a sweep has for what it has begun when its time is up."""
 
 WITHOUT_A_DEVICE = (
     "tests/gpu/test_run.py",  # is about this script
     "tests/gpu/test_results.py",  # likewise
-    "tests/gpu/rates/test_*.py",  # likewise
+    "tests/gpu/rates/test_*.py",  # is about what it calls
+    "tests/gpu/rates/*/test_*.py",  # likewise
     "test_*compiled.py",  # compile for a device that need not be there
     "test_elementwise_launches.py",  # likewise
     "test_prefill_tiles.py",  # computes nothing
@@ -59,8 +62,8 @@ class Group:
 def groups_on_gpu(folder: Path) -> list[Group]:
     """
     Return all groups, the most important first: correctness, as no rate is worth anything without
-    it, then what the aims are about, and last, for whatever time is left, the many small cases that
-    the interpreter tries elsewhere.
+    it, then what the aims are about, then the many small cases that the interpreter tries elsewhere,
+    and last, for whatever time is left, what tells how to be faster.
 
     Parts are small, so that one which crashes or hangs does not stop the others.
 
@@ -97,6 +100,7 @@ def groups_on_gpu(folder: Path) -> list[Group]:
         ),
         _in_turn("rest", [_operations()]),
         Group(stage="rest", parts=kernel_tests, limit_s=310, at_once=8),
+        _in_turn("tuning", _tuning("--device", "cuda", limits_s=(105, 425))),
     ]
 
 
@@ -142,7 +146,11 @@ def groups_on_cpu(folder: Path) -> list[Group]:
         _script("serve", *models, *loads, limit_s=240),
         _script("idle", *models, "--rows", "2", "--steps", "10", limit_s=240),
     ]
-    return [_in_turn("kernels", kernels), _in_turn("serving", serving)]
+    return [
+        _in_turn("kernels", kernels),
+        _in_turn("serving", serving),
+        _in_turn("tuning", _tuning(*tiny, limits_s=(150, 400), fewest=("--most", "1"))),
+    ]
 
 
 def _serving(folder: Path) -> list[Part]:
@@ -152,6 +160,16 @@ def _serving(folder: Path) -> list[Part]:
         _script("recovery", *on_gpu, "--limit-s", "95", limit_s=150, least_s=60),
         _script("serve", *on_gpu, "--window", "2", limit_s=110, least_s=40),
         _script("idle", *on_gpu, "--window", "2", limit_s=75, least_s=30),
+    ]
+
+
+def _tuning(*on: str, limits_s: tuple[int, int], fewest: tuple[str, ...] = ()) -> list[Part]:
+    """Return the profile of steps and the sweep of tunings, with the seconds that each has."""
+    trace_s, sweep_s = limits_s
+    ends = [("--limit-s", str(limit_s - _LAST_STEP_S)) for limit_s in limits_s]
+    return [
+        _script("trace", *on, *ends[0], limit_s=trace_s),
+        _script("sweep", *on, *ends[1], *fewest, limit_s=sweep_s, least_s=60),
     ]
 
 

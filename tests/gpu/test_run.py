@@ -22,6 +22,8 @@ from tests.gpu.__main__ import main
 from tests.gpu.parts import ROOT, Outcome, Part, count_tests, read_rows, run_parts
 from tests.gpu.plan import BUDGET_S, STAGES, WITHOUT_A_DEVICE, groups_on_cpu, groups_on_gpu
 from tests.gpu.rates import idle, offline, recovery, serve, tokens
+from tests.gpu.rates.sweep import __main__ as sweep
+from tests.gpu.rates.trace import __main__ as trace
 from tests.gpu.results import Results, write_results
 from tests.waiting import wait_until
 
@@ -178,7 +180,9 @@ class TestPlan:
                 "offline": offline,
                 "recovery": recovery,
                 "serve": serve,
+                "sweep": sweep,
                 "tokens": tokens,
+                "trace": trace,
             }.items()
         }
         parts = [part for part in parts_of(make(Path())) if part.arguments[1] in parsers]
@@ -209,9 +213,9 @@ class TestPlan:
         Without a stage correctness comes first, and what the aims need most has time even where each part takes all of its own.
         """
         groups = groups_on_gpu(Path())
-        first, last = groups[0], groups[-1]
+        first, last_tests = groups[0], groups[-2]
         assert {"tests/gpu"} == {str(Path(part.name).parent) for part in first.parts}
-        assert {"tests/kernels/triton"} == {str(Path(part.name).parent) for part in last.parts}
+        assert all(part.name.startswith("tests/kernels/triton/") for part in last_tests.parts)
         in_turn = parts_of(groups[1:])
         names = [part.name for part in in_turn]
         needed = in_turn[: names.index("offline") + 1]
@@ -234,7 +238,12 @@ class TestPlan:
             ]
             for stage in STAGES
         }
-        assert {"kernels": ["flashinfer"], "serving": ["weights"], "rest": []} == prepared
+        assert {
+            "kernels": ["flashinfer"],
+            "serving": ["weights"],
+            "rest": [],
+            "tuning": [],
+        } == prepared
 
     def test_every_file_of_tests_for_a_device_is_a_part(self):
         """

@@ -103,6 +103,15 @@ def compile_launches(requests: Sequence[LaunchRequest]) -> list[list[CompiledKer
     return [[CompiledKernel(**launch) for launch in launches] for launches in answers]
 
 
+def try_launches(requests: Sequence[LaunchRequest]) -> list[list[CompiledKernel] | str]:
+    """Compile as `compile_launches`; a call that does not compile gives the compiler's message."""
+    answers = _ask("tries", requests)
+    return [
+        answer if isinstance(answer, str) else [CompiledKernel(**launch) for launch in answer]
+        for answer in answers
+    ]
+
+
 def _ask(kind: str, requests: Sequence[KernelRequest] | Sequence[LaunchRequest]) -> list[Any]:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(
@@ -214,8 +223,19 @@ def _main(kind: str) -> list[Any]:
     requests = json.load(sys.stdin)
     if kind == "kernels":
         return [asdict(_compile(KernelRequest(**request))) for request in requests]
-    launches = [_compile_launches(LaunchRequest(**request)) for request in requests]
-    return [[asdict(launch) for launch in launched] for launched in launches]
+    compiles = _try_launches if kind == "tries" else _described_launches
+    return [compiles(LaunchRequest(**request)) for request in requests]
+
+
+def _described_launches(request: LaunchRequest) -> list[dict[str, Any]]:
+    return [asdict(launch) for launch in _compile_launches(request)]
+
+
+def _try_launches(request: LaunchRequest) -> list[dict[str, Any]] | str:
+    try:
+        return _described_launches(request)
+    except Exception as error:  # noqa: BLE001  # whatever a compiler raises, others may compile
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 if __name__ == "__main__":

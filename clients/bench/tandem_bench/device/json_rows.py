@@ -31,7 +31,7 @@ class JsonRows:
     ) -> None:
         self._print(("[" if self._before == "[" else "") + "]\n")
 
-    def add(self, row: Mapping[str, str | int | float | bool | None]) -> None:
+    def add(self, row: Mapping[str, object]) -> None:
         """Print one row."""
         self._print(self._before + json.dumps(row))
         self._before = ",\n"

@@ -57,7 +57,7 @@ def launches() -> list[tuple[dict[str, object], list[CompiledKernel]]]:
 
 def warps(call: dict) -> int:
     itemsize = getattr(torch, call["dtype"]).itemsize
-    return DECODE_TILES[padded_head_dim(call["head_dim"]), itemsize][1]
+    return DECODE_TILES[padded_head_dim(call["head_dim"]), itemsize].num_warps
 
 
 @pytest.mark.slow

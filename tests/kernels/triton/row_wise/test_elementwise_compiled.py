@@ -29,6 +29,7 @@ def norm_request(width: int, dtype: str, *, adds: bool) -> KernelRequest:
             "WIDTH": width,
             "TILE": tile,
             "ADDS": adds,
+            "EARLY": False,
         },
         num_warps=num_warps,
     )
@@ -38,7 +39,12 @@ def gate_request(width: int, dtype: str) -> KernelRequest:
     return KernelRequest(
         kernel="kernels.silu_mul.triton_kernel:_silu_mul_kernel",
         types={"gate_up": f"*{dtype}", "out": f"*{dtype}"},
-        constexprs={"ROW_STRIDE": 2 * width, "WIDTH": width, "TILE": gate_triton.TILE},
+        constexprs={
+            "ROW_STRIDE": 2 * width,
+            "WIDTH": width,
+            "TILE": gate_triton.TILE,
+            "EARLY": False,
+        },
         num_warps=gate_triton.NUM_WARPS,
     )
 
@@ -59,6 +65,7 @@ def rope_request(
             "DIM_TILE": dim_tile,
             "HEAD_TILE": rope_triton.HEADS_PER_PROGRAM,
             "NORMS": norms,
+            "EARLY": False,
         },
         num_warps=num_warps,
     )

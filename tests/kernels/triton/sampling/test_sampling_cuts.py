@@ -5,17 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.sampling import reference, triton_search, tuning
+from kernels.sampling import reference, triton_search
 from kernels.sampling.triton_kernel import Needs, thresholds
+from kernels.sampling.tuning import Cut, SamplingTiles
 from tests.kernels.sampling.rows import make_columns, random_logits
 
 
-def kept(logits, columns, device):
+def kept(logits, columns, device, cut=None):
     """
     Return masks of the ids above the threshold found, and of those that the definition keeps.
     """
     best = logits.amax(dim=1)
-    found = thresholds(logits.to(device), columns.to(device), best.to(device), Needs()).cpu()
+    cut = cut or Cut.of(*logits.shape)
+    there = (logits.to(device), columns.to(device), best.to(device))
+    found = thresholds(*there, Needs(), cut).cpu()
     scaled = reference.scale(logits.float(), columns.temperature)
     mask = (scaled >= found[:, None]) & scaled.isfinite()
     return mask, reference.keep(scaled, columns.top_k, columns.top_p, columns.min_p).mask
@@ -42,16 +45,15 @@ class TestCuts:
         assert torch.equal(expected, found)
 
     @pytest.mark.slow
-    def test_keys_beyond_one_tile_are_searched_in_rounds(self, device, monkeypatch):
+    def test_keys_beyond_one_tile_are_searched_in_rounds(self, device):
         """
         Keys between the fixed ones are narrowed in place when a program cannot hold them all.
         """
-        monkeypatch.setattr(tuning, "TILE", 32)
-        monkeypatch.setattr(tuning, "SPLITS", ((16, 64),))
+        cut = Cut.into(SamplingTiles(tile=32, split=64), 300)
         logits = torch.cat([random_logits(3, 300, spread=0.2), random_logits(3, 300)])
         logits[2] = 1.0
         columns = make_columns(6, top_k=[0, 40, 8, 0, 100, 7], top_p=[0.5, 1, 0.9, 0.9, 0.8, 1])
-        found, expected = kept(logits, columns, device)
+        found, expected = kept(logits, columns, device, cut)
         assert torch.equal(expected, found)
         assert expected[2].all()
 

@@ -12,18 +12,19 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.sampling import reference, triton_kernel, triton_search, tuning
+from kernels.sampling import reference, triton_kernel, triton_search
 from kernels.sampling.noise import reference as noise
 from kernels.sampling.noise.triton_kernel import gumbel, random_bits
 from kernels.sampling.triton_kernel import Needs, draw
+from kernels.sampling.tuning import Cut, SamplingTiles
 from tests.kernels.sampling.rows import make_columns, random_logits
 from tests.kernels.triton.sampling.sampling_scenes import mixed_columns
 
 
-def drawn(logits, columns, device, needs=None):
+def drawn(logits, columns, device, needs=None, cut=None):
     """Draw, and return tokens and validity as lists."""
     needs = needs or Needs.of(columns, logits.shape[1])
-    token, valid = draw(logits.to(device), columns.to(device), needs)
+    token, valid = draw(logits.to(device), columns.to(device), needs, cut)
     return token.tolist(), valid.tolist()
 
 
@@ -88,17 +89,16 @@ class TestTokens:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("num_rows", [3, 17])
-    def test_rows_of_several_splits_draw_as_defined(self, device, num_rows, monkeypatch):
+    def test_rows_of_several_splits_draw_as_defined(self, device, num_rows):
         """
         A row that several programs look at, however finely it is cut, draws the same.
         """
-        monkeypatch.setattr(tuning, "TILE", 64)
-        monkeypatch.setattr(tuning, "SPLITS", ((3, 64), (17, 128)))
+        cut = Cut.into(SamplingTiles(tile=64, split=64 if num_rows == 3 else 128), 333)
         logits, columns = random_logits(num_rows, 333), mixed_columns(num_rows)
         needs = Needs(top_k=False, top_p=False, min_p=False)
         columns.top_p[:] = 1.0
         columns.top_k[columns.top_k > 1] = 0
-        assert defined(logits, columns) == drawn(logits, columns, device, needs)
+        assert defined(logits, columns) == drawn(logits, columns, device, needs, cut)
 
     @pytest.mark.slow
     def test_min_p_cuts_before_the_others(self, device):
@@ -148,13 +148,12 @@ class TestTokens:
         assert logits.argmax(dim=1).tolist() != low[0]
 
     @pytest.mark.slow
-    def test_equal_scores_go_to_the_lowest_id(self, device, monkeypatch):
+    def test_equal_scores_go_to_the_lowest_id(self, device):
         """
         The lower of two ids with the same logit and the same noise is drawn, in one thread's hands
         or in two programs'.
         """
-        monkeypatch.setattr(tuning, "TILE", 16)
-        monkeypatch.setattr(tuning, "SPLITS", ((100, 2048),))
+        cut = Cut.into(SamplingTiles(tile=16, split=2048), 4096)
         columns = make_columns(40)
         words = noise.row_words(columns.seed, columns.position, columns.choice)[:, :, None]
         found = noise.gumbel(words, torch.arange(4096, dtype=torch.int32))
@@ -166,7 +165,8 @@ class TestTokens:
         logits = torch.full((2, 4096), float("-inf"))
         logits[[0, 1], first] = 0.0
         logits[[0, 1], second] = 0.0
-        assert list(first) == drawn(logits, columns.select(torch.tensor(rows)), device)[0]
+        chosen = columns.select(torch.tensor(rows))
+        assert list(first) == drawn(logits, chosen, device, cut=cut)[0]
 
     @pytest.mark.slow
     def test_kernels_for_what_nobody_needs_change_nothing(self, device):

@@ -1,0 +1,240 @@
+"""The candidates, choices and tables of the sweep of tunings."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from kernels.linear.tuning import LinearTiles, cut
+from kernels.paged_attention.triton_prefill_tiles import INVARIANT_TILES, SHORT_ROWS, TileSize
+from kernels.paged_attention.tuning import DECODE_TILES, DecodeTuning
+from kernels.sampling.tuning import SamplingTiles
+from tests.gpu.parts import ROOT
+from tests.gpu.rates.sweep.candidates import first_round, second_round
+from tests.gpu.rates.sweep.choice import choose
+from tests.gpu.rates.sweep.compiling import judge, kernel_sizes
+from tests.gpu.rates.sweep.points import POINTS, SIZES, TINY, Point, check_point
+from tests.gpu.rates.sweep.tables import TABLES, Key, present, source, sources
+from tests.kernels.triton.compiled import CompiledKernel
+
+KEYS = pytest.mark.parametrize("key", POINTS, ids=str)
+HEADS_128 = Key("decode", (128, 2))
+SHORT, LONG = (
+    Point(operation="decode", model="llama-8b", rows=rows, length=1024) for rows in (1, 256)
+)
+NOW = DECODE_TILES[128, 2]
+OTHERS = [replace(NOW, tile=tile) for tile in (16, 32)]
+
+
+def is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
+class TestCandidates:
+    @KEYS
+    def test_each_round_has_distinct_ones_that_begin_with_the_present_entry(self, key):
+        """
+        The present entry is always timed, and nothing is timed twice.
+        """
+        first = first_round(key)
+        later = second_round(key, first[-1])
+        assert present(key) == first[0]
+        assert len(first) == len(set(first)) > 1
+        assert len(later) == len(set(later))
+        assert not {present(key), first[-1]} & set(later)
+
+    @KEYS
+    def test_all_keep_to_what_kernels_demand(self, key):
+        """
+        Sizes are powers of two; chunks and splits are whole tiles, and tiles hold a group of heads.
+        """
+        for found in [*first_round(key), *second_round(key, present(key))]:
+            match found:
+                case DecodeTuning():
+                    assert is_power_of_two(found.tile)
+                    assert 0 == found.min_chunk % found.tile
+                    assert found.programs_per_multiprocessor >= 1
+                case TileSize():
+                    assert is_power_of_two(found.rows)
+                    assert is_power_of_two(found.keys)
+                    assert min(found.rows, found.keys) >= 16
+                    assert found.rows >= SHORT_ROWS or key.operation == "prefill_invariant"
+                case LinearTiles():
+                    assert all(map(is_power_of_two, (found.rows, found.columns, found.depth)))
+                    assert cut(4096, found).num_parts <= found.most_parts
+                case SamplingTiles():
+                    assert is_power_of_two(found.tile)
+                    assert 0 == found.split % found.tile
+
+    def test_all_are_timed_within_six_minutes(self):
+        """
+        At 0.2 s each, the measurements of all points take less than five minutes.
+        """
+        count = sum(
+            len(points) * (len(first_round(key)) + len(second_round(key, present(key))))
+            for key, points in POINTS.items()
+        )
+        assert count * 0.2 < 300
+
+    @pytest.mark.parametrize("points", [POINTS, TINY], ids=["device", "tiny"])
+    def test_points_belong_to_their_entries(self, points):
+        """
+        Each entry's points are read by its table, with its head size, and exist as small ones too.
+        """
+        for key, shapes in points.items():
+            assert key.entry in TABLES[key.operation].entries
+            for point in shapes:
+                assert point.operation == check_point(point).operation == key.operation
+                head_dim = max(64, SIZES[point.model].head_dim)
+                if key.operation == "decode":
+                    assert (head_dim, 2) == key.entry
+                if key.operation.startswith("prefill"):
+                    assert head_dim == key.entry
+                assert kernel_sizes(point)[:2] == kernel_sizes(check_point(point))[:2]
+
+    def test_tiles_of_invariant_attention_hold_any_group_that_the_models_have(self):
+        """
+        No candidate is too small for the heads that share a key head where it is timed.
+        """
+        for key, shapes in POINTS.items():
+            if key.operation == "prefill_invariant":
+                assert key.entry in INVARIANT_TILES
+                groups = {
+                    SIZES[point.model].num_heads // SIZES[point.model].num_kv_heads
+                    for point in shapes
+                }
+                assert all(found.rows >= max(groups) for found in first_round(key))
+
+
+class TestChoice:
+    def test_least_weighted_time_wins(self):
+        """
+        Points count by their weights, however long they take: 10 % of a short one outweigh 5 % of a long one.
+        """
+        times = {
+            SHORT: {NOW: 1.0, OTHERS[0]: 0.9, OTHERS[1]: 1.0},
+            LONG: {NOW: 100.0, OTHERS[0]: 100.0, OTHERS[1]: 95.0},
+        }
+        found = choose(times, NOW)
+        assert (OTHERS[0], 2) == (found.best, found.num_points)
+        assert found.ratio == pytest.approx(0.95)
+        heavy = {SHORT: times[SHORT], replace(LONG, weight=3.0): times[LONG]}
+        assert OTHERS[1] == choose(heavy, NOW).best
+
+    @pytest.mark.parametrize(("seconds", "best"), [(0.985, NOW), (0.97, OTHERS[0])])
+    def test_present_entry_stays_within_two_percent(self, seconds, best):
+        """
+        A difference that repeated measurements have too changes no table.
+        """
+        found = choose({SHORT: {NOW: 1.0, OTHERS[0]: seconds}}, NOW)
+        assert best == found.best
+        assert found.ratio == (1.0 if best == NOW else seconds)
+
+    def test_tuning_that_failed_at_a_point_does_not_count(self):
+        """
+        The best of one point loses if it could not be timed at the other.
+        """
+        found = choose(
+            {SHORT: {NOW: 1.0, OTHERS[0]: 0.1, OTHERS[1]: 0.9}, LONG: {NOW: 1.0, OTHERS[1]: 0.9}},
+            NOW,
+        )
+        assert OTHERS[1] == found.best
+
+    def test_nothing_is_chosen_without_the_present_entry(self):
+        """
+        Times that cannot be compared with the present entry's give no choice.
+        """
+        assert choose({}, NOW) is None
+        assert choose({SHORT: {OTHERS[0]: 1.0}}, NOW) is None
+
+
+class TestSource:
+    @pytest.mark.parametrize("operation", TABLES)
+    def test_written_table_is_the_present_one_without_winners(self, operation):
+        """
+        The source that is printed gives the same entries when it is run.
+        """
+        names = {cls.__name__: cls for cls in (DecodeTuning, TileSize, LinearTiles, SamplingTiles)}
+        table = TABLES[operation]
+        exec(source(operation, {}), names)  # the source under test
+        assert table.entries == names[table.name]
+
+    def test_winner_takes_its_place(self):
+        """
+        Winners replace their entries, the others stay, and only their tables are written, file by file.
+        """
+        winner = replace(NOW, tile=32, max_registers=128, min_chunk=512, max_chunks=64)
+        text = sources({HEADS_128: winner})
+        names = {"DecodeTuning": DecodeTuning}
+        exec(text, names)  # the source under test
+        assert {**DECODE_TILES, (128, 2): winner} == names["DECODE_TILES"]
+        assert text.startswith("# kernels/paged_attention/tuning.py\nDECODE_TILES: dict[")
+        assert max(map(len, text.splitlines())) <= 100
+
+
+def compiled(**changes: int) -> CompiledKernel:
+    sizes = {"registers": 100, "stack_bytes": 0, "local_bytes": 0, "shared_bytes": 1000}
+    return CompiledKernel(name="decode_kernel", ptx="", **{**sizes, **changes})
+
+
+class TestFilter:
+    @pytest.mark.parametrize(
+        ("launches", "problem"),
+        [
+            ([[compiled()], [compiled(), compiled(registers=255)]], ""),
+            ([[compiled()], [compiled(stack_bytes=8)]], "decode_kernel spills registers"),
+            ([[compiled(shared_bytes=232448)]], "232448 bytes of shared memory"),
+            ([[compiled()], "PTXASError: no"], "PTXASError: no"),
+        ],
+        ids=["fits", "spills", "too-large", "fails"],
+    )
+    def test_candidate_that_cannot_run_well_is_dropped_with_its_reason(self, launches, problem):
+        """
+        Spills, too much shared memory and errors of the compiler at any point end a candidate.
+        """
+        assert problem == judge(launches).problem
+
+
+def sweep(*arguments: str) -> list[dict]:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tests.gpu.rates.sweep"),
+            *("--device", "cpu", "--tiny", "--processes", "1", *arguments),
+        ],
+        cwd=ROOT,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+class TestCommand:
+    def test_candidates_are_checked_timed_and_judged(self, tmp_path):
+        """
+        Interpreted kernels are compared with their definitions and timed, and tables are written.
+        """
+        path = tmp_path / "tables.py"
+        rows = sweep("--most", "1", "--seconds", "0.001", "--limit-s", "600", "--write", str(path))
+        for key in map(str, TINY):
+            own = [row for row in rows if row["key"] == key]
+            assert {"compiled", "time", "best"} == {row["kind"] for row in own}
+            assert not [row for row in own if row.get("problem")]
+            assert all(row["us"] > 0 for row in own if row["kind"] == "time")
+        for name in ("DECODE_TILES", "SHORT_TILES", "LONG_TILES", "INVARIANT_TILES"):
+            assert f"\n{name}" in f"\n{path.read_text()}"
+
+    def test_run_without_time_leaves_all_out(self):
+        """
+        After its limit a sweep names what it did not do, and ends.
+        """
+        rows = sweep("--limit-s", "0", "--compile-only", "--most", "0", "--operation", "sampling")
+        assert [{"kind": "left out", "key": "sampling 16"}] == rows
