@@ -126,9 +126,9 @@ POINTS: dict[Key, list[Point]] = {
 """Points by entry, in the order of measurement."""
 
 TINY: dict[Key, list[Point]] = {
-    Key("decode", (64, 2)): _decodes("tiny", (2, 40)),
+    Key("decode", (64, 2)): _decodes("tiny", (1, 40)),
     **{
-        Key(f"prefill_{kind}", 64): _prompts(kind, "tiny", (2, queries, 40))
+        Key(f"prefill_{kind}", 64): _prompts(kind, "tiny", (1, queries, 40))
         for kind, queries in (("long", 35), ("short", 5), ("invariant", 3))
     },
     Key("linear", 2): _products("tiny", "o", 3),
