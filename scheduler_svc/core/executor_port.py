@@ -6,13 +6,13 @@ from typing import Any, NoReturn, cast
 
 from scheduler_svc.core import suspension
 from scheduler_svc.core.admission import fail_misfits
-from scheduler_svc.core.batch.lookahead import lookahead
 from scheduler_svc.core.batch.pausing import num_paused_blocks
 from scheduler_svc.core.batch.planner import plan
 from scheduler_svc.core.deadlines import end_overdue
 from scheduler_svc.core.faults.executor_loss import lose_executor, prove
 from scheduler_svc.core.faults.refusals import Refusal, lose_refused
 from scheduler_svc.core.listing import slot_columns
+from scheduler_svc.core.lookahead import lookahead
 from scheduler_svc.core.output.output_processor import apply_result
 from scheduler_svc.core.request.geometry import ExecutorGeometry, Limits
 from scheduler_svc.core.slots.step_rows import StepRows
@@ -71,12 +71,12 @@ class ExecutorPort:
     @property
     def num_inflight(self) -> int:
         """Number of steps in flight: batches and commands without an applied result."""
-        return len(self._replica.in_flight)
+        return len(self._replica.steps.in_flight)
 
     @property
     def most_in_flight(self) -> int:
         """Most steps that may ever be in flight; `lookahead` says how many may be now."""
-        return self._replica.most_in_flight
+        return self._replica.steps.most_in_flight
 
     @property
     def num_slots_in_use(self) -> int:
@@ -103,7 +103,7 @@ class ExecutorPort:
         Admit no request here any more, as the executor is to be given back: those that run go on,
         and the others go elsewhere. `use_geometry` opens it again.
         """
-        self._replica.close()
+        self._replica.gate.close()
         self._fleet.reroute(self.number)
 
     @property
@@ -126,9 +126,9 @@ class ExecutorPort:
         """
         end_overdue(self._cell, now)
         replica = self._replica
-        if replica.is_away:
-            replica.note_back()
-        if replica.suspension.is_in_force:
+        if replica.gate.is_away:
+            replica.gate.note_back()
+        if replica.gate.suspension.is_in_force:
             return suspension.plan_suspended(replica)
         batch = plan(replica, now)
         if batch is None:
@@ -145,7 +145,7 @@ class ExecutorPort:
 
     def oldest_rows(self) -> StepRows | None:
         """Return what the oldest step in flight computes; None if that is nothing."""
-        in_flight = self._replica.in_flight
+        in_flight = self._replica.steps.in_flight
         return StepRows.of(in_flight[0], self._replica.slots) if in_flight else None
 
     def lookahead(self, usual_step_s: float) -> int:
@@ -170,7 +170,7 @@ class ExecutorPort:
             apply_result(replica, result, now)
             return
         self._cell.router.note_change()
-        rows = replica.in_flight[0] if replica.in_flight else None
+        rows = replica.steps.in_flight[0] if replica.steps.in_flight else None
         apply_result(replica, result, now)
         if rows is not None:
             replica.pace.note_step(rows, result.timings)
@@ -178,12 +178,12 @@ class ExecutorPort:
     @property
     def is_suspended(self) -> bool:
         """True from `suspend` until `resume` was called and its command was taken."""
-        return self._replica.suspension.is_in_force
+        return self._replica.gate.suspension.is_in_force
 
     @property
     def is_command_due(self) -> bool:
         """True from `suspend` or `resume` until `take_command` has returned their command."""
-        return self._replica.suspension.is_command_due
+        return self._replica.gate.suspension.is_command_due
 
     def suspend(self, mode: KvMode, now: float) -> None:
         """
@@ -238,7 +238,7 @@ class ExecutorPort:
         """
         self.expire(now)
         replica = self._replica
-        replica.note_away()
+        replica.gate.note_away()
         lose_executor(replica, died_in, now, out_of_memory=out_of_memory, may_live=may_live)
         self._fleet.reroute(self.number)
 
@@ -246,7 +246,7 @@ class ExecutorPort:
         """Start over like `executor_lost`; requests of the refused batch fail by InternalError."""
         self.expire(now)
         replica = self._replica
-        replica.note_away()
+        replica.gate.note_away()
         lose_refused(replica, refusal)
         self._fleet.reroute(self.number)
 

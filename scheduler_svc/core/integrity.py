@@ -50,7 +50,7 @@ def _check_quarantine(fleet: Fleet) -> None:
 
 
 def _check_events(fleet: Fleet) -> None:
-    cell = fleet.cell
-    if cell.recorder is not None:
+    cell, recorder = fleet.cell, fleet.cell.telemetry.recorder
+    if recorder is not None:
         seen = [(one, num_outputs(fleet, one) - one.terms.num_prior) for one in cell.requests]
-        cell.recorder.check_integrity(seen)
+        recorder.check_integrity(seen)

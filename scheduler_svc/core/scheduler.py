@@ -111,7 +111,7 @@ class Scheduler(ExecutorPort):
         try:
             choices = check(self._fleet, new)
         except TandemError as error:
-            cell.counters.requests.note_refused(error.metadata.get("limit"))
+            cell.telemetry.counters.requests.note_refused(error.metadata.get("limit"))
             raise
         if taken := [c.new.handle for c in choices if cell.requests.find(c.new.handle) is not None]:
             raise InternalError(f"handle {taken[0]} is in use")
@@ -230,9 +230,10 @@ class Scheduler(ExecutorPort):
             EventsNotTracked: No events are kept.
             RequestNotFound: None of this request are kept.
         """
-        if self._cell.recorder is None:
+        recorder = self._cell.telemetry.recorder
+        if recorder is None:
             raise EventsNotTracked("no events of requests are kept: set track_request_events")
-        return self._cell.recorder.events_of(request_id, tenant)
+        return recorder.events_of(request_id, tenant)
 
     def waiting_handles(self) -> list[int]:
         """Return the handles of all waiting requests, the next to be admitted first."""
@@ -266,7 +267,7 @@ class Scheduler(ExecutorPort):
         """
         return bool(
             len(self._cell.requests)
-            or any(one.slots.has_vacated() or one.in_flight for one in self._fleet)
+            or any(one.slots.has_vacated() or one.steps.in_flight for one in self._fleet)
         )
 
     def stats(self) -> Stats:

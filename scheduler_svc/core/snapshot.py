@@ -16,9 +16,9 @@ def core_stats(fleet: Fleet) -> Stats:
     cell = fleet.cell
     pools, hosts = [one.kv.pool for one in fleet], [one.kv.host for one in fleet]
     num_blocks, num_used = sum(one.num_blocks for one in pools), sum(one.num_used for one in pools)
-    ttft_s, inter_token_s = cell.latencies.ttft_s, cell.latencies.inter_token_s
+    ttft_s, inter_token_s = cell.telemetry.latencies.ttft_s, cell.telemetry.latencies.inter_token_s
     return Stats(
-        **cell.counters.by_field(),
+        **cell.telemetry.counters.by_field(),
         running_requests=sum(one.slots.num_running + len(one.draining) for one in fleet),
         waiting_requests=len(cell.queue),
         paused_requests=sum(len(one.paused) for one in fleet),
@@ -33,7 +33,7 @@ def core_stats(fleet: Fleet) -> Stats:
         block_size=fleet.largest.limits.block_size,
         host_blocks=sum(one.num_blocks for one in hosts),
         used_host_blocks=sum(one.num_blocks - one.num_free for one in hosts),
-        steps_in_flight=sum(len(one.in_flight) for one in fleet),
+        steps_in_flight=sum(len(one.steps.in_flight) for one in fleet),
         new_token_ratio=max(one.new_token_ratio for one in fleet),
         first_tokens=sum(ttft_s.counts),
         time_to_first_token_s=ttft_s.total,
@@ -45,6 +45,6 @@ def core_stats(fleet: Fleet) -> Stats:
 def core_histograms(cell: Cell) -> dict[str, HistogramSnapshot]:
     """Return copies of the core's histograms, by their names in the metrics."""
     return {
-        "time_to_first_token": cell.latencies.ttft_s.snapshot(),
-        "inter_token_latency": cell.latencies.inter_token_s.snapshot(),
+        "time_to_first_token": cell.telemetry.latencies.ttft_s.snapshot(),
+        "inter_token_latency": cell.telemetry.latencies.inter_token_s.snapshot(),
     }

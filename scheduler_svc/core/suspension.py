@@ -19,9 +19,9 @@ def suspend(replica: Replica, mode: KvMode) -> None:
     Under RECOMPUTE all running requests are preempted and wait again, in order of arrival (Megatron
     Core puts them back in the order of a set; its partly computed prompts keep wrong KV).
     """
-    if replica.suspension.mode is not None:
+    if replica.gate.suspension.mode is not None:
         return
-    replica.suspension.begin(mode)
+    replica.gate.suspension.begin(mode)
     if mode is KvMode.RECOMPUTE:
         for slot in np.flatnonzero(replica.slots.running).tolist():
             replica.preempt(slot, "suspended")
@@ -29,12 +29,12 @@ def suspend(replica: Replica, mode: KvMode) -> None:
 
 def resume(replica: Replica) -> None:
     """End a suspension; without one it does nothing."""
-    replica.suspension.end()
+    replica.gate.suspension.end()
 
 
 def take_command(replica: Replica) -> Suspend | Resume | None:
     """Return the command that must be sent before any further batch; None when there is none."""
-    suspension = replica.suspension
+    suspension = replica.gate.suspension
     if not suspension.is_command_due:
         return None
     if suspension.sent_mode is not None:  # Also before it is suspended in another mode.
@@ -62,10 +62,10 @@ def plan_suspended(replica: Replica) -> Batch | None:
 
 def _must_release(replica: Replica) -> bool:
     """Return True while slots must be released first: the executor drops KV only without any."""
-    suspension = replica.suspension
+    suspension = replica.gate.suspension
     is_dropping = suspension.mode is KvMode.RECOMPUTE and suspension.sent_mode is None
     return is_dropping and replica.slots.has_vacated()
 
 
 def _note_in_flight(replica: Replica) -> None:
-    replica.note_sent(PlannedRows.none(replica.slots.num_departures))
+    replica.steps.note_sent(PlannedRows.none(replica.slots.num_departures))

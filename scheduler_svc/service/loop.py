@@ -12,12 +12,14 @@ waking another thread. A frontend or executor that is slow, silent or gone canno
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable, Mapping
 
 import structlog
 
 from scheduler_svc.config.settings import LoadedSettings
 from scheduler_svc.core.executor_port import ExecutorPort
+from scheduler_svc.core.observe.step_lines import Load, StepLines
 from scheduler_svc.core.observe.step_log import memory_line
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.executor_client.link_events import SessionOpened
@@ -35,7 +37,6 @@ from scheduler_svc.service.housekeeping import LOOK_INTERVAL_S, Housekeeping
 from scheduler_svc.service.intake import Intake
 from scheduler_svc.service.observe.metrics import CoreMetrics
 from scheduler_svc.service.observe.readings import Readings
-from scheduler_svc.service.observe.step_lines import Load, StepLines
 from scheduler_svc.service.observe.traced_requests import TracedRequests
 from scheduler_svc.service.operate.commands import Commands
 from scheduler_svc.service.operate.queries import Queries
@@ -124,7 +125,9 @@ class CoreLoop:
         self._intake = Intake(
             self._state, publisher=self._publisher, metrics=self._metrics, queries=self._queries
         )
-        self._step_lines = StepLines(settings.logging_step_interval)
+        self._step_lines = StepLines(
+            settings.logging_step_interval, lambda: time.strftime("%H:%M:%S")
+        )
         self._flush_until_s: float | None = None  # last messages may be taken until then, once set
         self._is_running = True
         self._was_busy = False

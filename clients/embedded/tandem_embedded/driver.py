@@ -14,7 +14,7 @@ from tandem.link.commands import KvMode
 from tandem.link.results import StepResult
 from tandem_embedded.backend import Backend
 from tandem_embedded.ledger import Ledger
-from tandem_embedded.observe.metrics_writer import StepMetrics
+from tandem_embedded.observe.step_reports import AppliedStep, StepReports
 from tandem_embedded.parallel.accord import Accord, Meeting, is_of_computing
 from tandem_embedded.parallel.retries import Retries
 from tandem_embedded.parallel.worker import Worker
@@ -44,7 +44,7 @@ class Driver:
         accord: The time, and the other ranks if the one runner has a share of a model.
 
     Attributes:
-        metrics: Gets the result of every step; None until it is set.
+        reports: Reports on steps; None until it is set.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Driver:
             for port, backend in zip(ports, backends, strict=True)
         ]
         self._retries = Retries(len(backends))
-        self.metrics: StepMetrics | None = None
+        self.reports: StepReports | None = None
 
     @property
     def is_suspended(self) -> bool:
@@ -297,18 +297,23 @@ class Driver:
         self._apply_all(worker)
 
     def _apply(self, worker: Worker, result: StepResult) -> None:
-        metrics, numbers = self.metrics, None
+        reports, report = self.reports, None
         with self._lock:
             self._ledger.note_margins(worker.port, result)
             worker.port.apply(result, self._accord.now())
-            if metrics is not None:
-                numbers = metrics.note(result, self._core, self._config)
+            if reports is not None:
+                report = reports.note(self._applied(worker, result), self._core, self._config)
             if len(result.token):
                 self._retries.reset()
             elif self._retries.has_failures:
                 self._retries.note_computed(self._computed())
-        if metrics is not None and numbers is not None:
-            metrics.write(numbers)
+        if reports is not None and report is not None:
+            reports.tell(report)
+
+    def _applied(self, worker: Worker, result: StepResult) -> AppliedStep:
+        # A process among ranks has one runner, and one with several runners is no rank.
+        rank = self._accord.rank + worker.port.number
+        return AppliedStep(port=worker.port, batch=worker.taken, result=result, rank=rank)
 
     def _settle(self) -> None:
         """Record what has become of the requests; an error of that is a bug of ours."""

@@ -20,7 +20,7 @@ from tandem_embedded.ledger import Delivery, Ledger
 from tandem_embedded.loading.runners import RunnerSettings, load_backends
 from tandem_embedded.metadata import RequestMetadata, metadata_of
 from tandem_embedded.observe.logs import quiet_unless_configured
-from tandem_embedded.observe.metrics_writer import StepMetrics
+from tandem_embedded.observe.step_reports import StepReports
 from tandem_embedded.parallel.accord import Meeting, accord_of
 from tandem_embedded.parallel.devices import with_runners_of
 from tandem_embedded.parallel.groups import process_groups
@@ -81,7 +81,7 @@ class InferenceEngine(EngineQueries):
             `tp` and `pp`; None with a size of several processes takes the world.
         metrics_writer: Gets the load of every N-th step: `wandb`, one of its runs, or TensorBoard's
             SummaryWriter; see observe/metrics_writer.py.
-        logging_step_interval: This N; 0 = none.
+        logging_step_interval: This N, which also logs a line on each such step; 0 = none.
         logits_hook: Function of the logits of a step and their `DrawnRows`, called before tokens
             are drawn from them; see executor_svc/slots/logits_hook.py.
         request_metadata_types: Numbers of each request that it reads: tuples of label, dtype, and
@@ -129,7 +129,7 @@ class InferenceEngine(EngineQueries):
         sizes = (data_parallel_size, tensor_model_parallel_size, pipeline_model_parallel_size)
         with engine_errors():
             options = checked_settings(config, options, window, buffer_size_gb)
-            self._metrics = StepMetrics(metrics_writer, logging_step_interval)
+            self._reports = StepReports(metrics_writer, logging_step_interval)
             metadata = metadata_of(logits_hook, request_metadata_types, has_backend=bool(backend))
             settings = RunnerSettings(
                 dtype=dtype,
@@ -180,7 +180,7 @@ class InferenceEngine(EngineQueries):
         self._driver = Driver(
             self._core, config, backends, self._ledger, self._lock, accord=self._accord
         )
-        self._driver.metrics = self._metrics
+        self._driver.reports = self._reports
 
     def __enter__(self) -> Self:
         return self

@@ -91,7 +91,7 @@ class BatchBuilder:
         """Add one token for each of these rows, which are all the decodes of the batch."""
         self.decodes = rows
         self.budget -= rows.num_rows
-        self.replica.note_decodes()
+        self.replica.steps.note_decodes()
 
     def add_prefill(self, slot: int, num_tokens: int, *, samples: bool, is_long: bool) -> None:
         """Add a row for so many tokens of a prompt."""
@@ -162,7 +162,7 @@ class BatchBuilder:
             return None if self.is_empty else self._any_batch()
         start = rows.start
         end = slots.advance_rows(rows)
-        self.replica.note_sent(PlannedRows.of_decodes(rows, end, slots.num_departures))
+        self.replica.steps.note_sent(PlannedRows.of_decodes(rows, end, slots.num_departures))
         return Batch(
             row_slot=rows.row_slot,
             row_num_tokens=rows.num_tokens,
@@ -203,7 +203,7 @@ class BatchBuilder:
             samples=flags == ROW_SAMPLES,
             num_departures=slots.num_departures,
         )
-        self.replica.note_sent(planned)
+        self.replica.steps.note_sent(planned)
         if self.prefills:
             self._settle_prompts()
         copies = np.array(self._copies, np.int32).reshape(-1, 2)

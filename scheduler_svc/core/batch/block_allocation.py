@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.batch.batch_builder import BatchBuilder
-from scheduler_svc.core.batch.pausing import fail_alone, pause_without_block, preempt_for_blocks
+from scheduler_svc.core.batch.pausing import pause_without_block
+from scheduler_svc.core.batch.shortage import fail_alone, preempt_for_blocks
 from scheduler_svc.core.batch.victims import VICTIM_POLICIES, least_urgent
 from scheduler_svc.core.observe.step_log import retraction_line
 from scheduler_svc.core.request.options import VictimRule
@@ -64,8 +65,8 @@ def _retract(
         if _is_enough(replica, len(candidates), len(full)):
             break
     if num_retracted:
-        replica.ratio.note_retraction(slots, replica.num_decode_steps + 1)
-        after = replica.ratio.at(replica.num_decode_steps + 1)
+        replica.ratio.note_retraction(slots, replica.steps.num_decode + 1)
+        after = replica.ratio.at(replica.steps.num_decode + 1)
         cell.events.add_log(retraction_line(num_retracted, before, after))
     growing = GrowingRows(full)
     blocks = replica.kv.pool.try_take_next(slots.next_blocks(growing))

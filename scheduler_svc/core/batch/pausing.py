@@ -20,12 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.batch.batch_builder import BatchBuilder
-from scheduler_svc.core.observe.step_log import preemption_line
-from scheduler_svc.core.request.options import PreemptionMode
+from scheduler_svc.core.batch.shortage import fail_alone, preempt_for_blocks
 from scheduler_svc.core.slots.decode_rows import GrowingRows
-from scheduler_svc.core.state.ends import fail
 from scheduler_svc.core.state.replica import Replica
-from tandem.errors import NeverFits
 
 
 def resume(builder: BatchBuilder) -> list[int]:
@@ -77,42 +74,10 @@ def pause_without_block(
 
 def stay_paused(replica: Replica) -> None:
     """Record each paused request of this step, if request events are kept."""
-    cell = replica.cell
-    if cell.recorder is not None:
+    recorder, now = replica.cell.telemetry.recorder, replica.cell.now_s
+    if recorder is not None:
         for slot in replica.paused:
-            cell.recorder.note_pause(replica.slots.request_of(slot), cell.now_s)
-
-
-def preempt_for_blocks(builder: BatchBuilder, slot: int) -> None:
-    """Preempt a slot for want of blocks, release it at once, and log some of these preemptions."""
-    replica = builder.replica
-    cell = replica.cell
-    request = replica.slots.request_of(slot)
-    counters = cell.counters.preemption
-    num_fallbacks = counters.swap_fallbacks
-    replica.preempt(slot)
-    builder.note_preemption()
-    counters.retractions += 1
-    mode = cell.options.preemption_mode
-    if counters.swap_fallbacks > num_fallbacks:
-        mode = PreemptionMode.RECOMPUTE
-    line = preemption_line(request.new.log_ids, mode, counters.retractions)
-    if line is not None:
-        cell.events.add_log(line)
-    builder.release_ended()
-
-
-def fail_alone(builder: BatchBuilder, slot: int) -> None:
-    """Fail the only running request, which needs more blocks than there are in all."""
-    replica, limits = builder.replica, builder.replica.limits
-    request = replica.slots.request_of(slot)
-    message = (
-        f"request {request.new.request_id} alone needs more than all {limits.num_blocks} KV "
-        f"blocks of {limits.block_size} tokens: shorten prompt or max_tokens, or raise "
-        "max_num_blocks"
-    )
-    fail(replica.cell, request, NeverFits(message, metadata={"limit": "max_num_blocks"}))
-    builder.release_ended()
+            recorder.note_pause(replica.slots.request_of(slot), now)
 
 
 def _none_runs(replica: Replica) -> bool:

@@ -19,7 +19,7 @@ of them, in steps in a row too. A lane that decodes nothing is skipped unless pr
 
 After the executor ran out of memory in a step, steps are smaller than the limits (`step_room`).
 While requests are suspected of killing executors, only those of the current trial run, one step at
-a time (`trials`); with several executors on one of them, while the others go on (`quarantine`).
+a time (`faults.precautions`); with several executors on one of them, while the others go on.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ from scheduler_svc.core.batch.prefill_admission import admit
 from scheduler_svc.core.batch.prefills import continue_prefills, use_leftover
 from scheduler_svc.core.batch.priority_preemption import make_way
 from scheduler_svc.core.batch.step_report import report_step
-from scheduler_svc.core.faults.out_of_memory import let_steps_grow
-from scheduler_svc.core.faults.quarantine import settle_quarantine
-from scheduler_svc.core.faults.trials import hold_trial
+from scheduler_svc.core.faults.precautions import PlanScope, plan_scope
 from scheduler_svc.core.state.replica import Replica
 from tandem.link.batch import Batch
 
@@ -43,14 +41,13 @@ from tandem.link.batch import Batch
 def plan(replica: Replica, now: float) -> Batch | None:
     """Plan the next batch; None when there is nothing to send."""
     cell = replica.cell
-    is_trial: bool | None = False
-    if cell.suspects.has_marks and (is_trial := _try_suspects(replica, now)) is None:
+    scope = plan_scope(replica, now)
+    if scope is PlanScope.NONE:
         return None
-    let_steps_grow(replica)
     builder = BatchBuilder(replica)
     if replica.slots.has_vacated():
         builder.release_ended()
-    if not is_trial:
+    if scope is PlanScope.ALL:
         make_way(builder, now)
     has_lanes = replica.limits.num_stages > 1
     if has_lanes:
@@ -67,24 +64,9 @@ def plan(replica: Replica, now: float) -> Batch | None:
         _skip_empty_lanes(builder)
     if replica.paused:
         stay_paused(replica)
-    if builder.prefills or cell.counters.decode_steps >= cell.step_log.due_step:
+    if builder.prefills or cell.telemetry.is_decode_line_due:
         report_step(builder, now)
     return builder.batch()
-
-
-def _try_suspects(replica: Replica, now: float) -> bool | None:
-    """
-    Settle on which executor suspects run, and hold their trial if it is this one; return whether
-    one is under way here, None while a step of it is in flight.
-    """
-    suspects = replica.cell.suspects
-    settle_quarantine(replica, now)
-    if not suspects.num_suspects or suspects.quarantine.number != replica.slots.replica:
-        return False
-    if replica.in_flight:
-        return None
-    hold_trial(replica)
-    return bool(suspects.trial)
 
 
 def _plan_prompts(builder: BatchBuilder, now: float, *, others_decode: bool) -> None:
@@ -101,8 +83,8 @@ def _plan_prompts(builder: BatchBuilder, now: float, *, others_decode: bool) -> 
         continue_prefills(builder)
         # Preempted requests come first in the queue, also while they drain, and paused rows come
         # before all waiting requests.
-        is_closed = replica.is_full or builder.num_preempted or replica.draining or replica.paused
-        if cell.queue and builder.budget > 0 and not is_closed:
+        is_open = not (replica.gate.is_full or replica.draining or replica.paused)
+        if cell.queue and builder.budget > 0 and is_open and not builder.num_preempted:
             admit(builder, now)
         if builder.budget > 0:
             use_leftover(builder)

@@ -73,7 +73,8 @@ def _has_room(builder: BatchBuilder) -> bool:
     replica, slots = builder.replica, builder.replica.slots
     max_running = replica.room.rows(replica.limits.max_running)
     has_slot = slots.num_running < max_running and slots.num_free() > 0
-    return builder.budget > 0 and has_slot and not (replica.is_closing or replica.under_pressure())
+    is_shut = replica.gate.is_closing or replica.under_pressure()
+    return builder.budget > 0 and has_slot and not is_shut
 
 
 def _has_chunk(builder: BatchBuilder, request: Request, prefix: Prefix) -> bool:
@@ -123,7 +124,7 @@ def _try_admit(
     copy = replica.kv.host.copy_of(request.number)
     fitting = _fitting(builder, request, prefix, can_copy=copy is None)
     if fitting is None:
-        replica.note_full()
+        replica.gate.note_full(slots.num_running)
         return False
     prefix = fitting
     writers = _writers(builder, prefix, sibling)
@@ -210,8 +211,7 @@ def _note_first_admission(
     replica = builder.replica
     cell = replica.cell
     if cell.options.prefix_caching:
-        cell.counters.compute.prefix_cache_lookup_tokens += request.num_known
-        cell.counters.compute.prefix_cache_hit_tokens += prefix.num_tokens
+        cell.telemetry.counters.compute.prefix_cache_lookup_tokens += request.num_known
+        cell.telemetry.counters.compute.prefix_cache_hit_tokens += prefix.num_tokens
     request.note_scheduled(now, prefix.num_tokens)
-    if cell.recorder is not None:
-        cell.recorder.note(EventKind.SCHEDULED, request, now)
+    cell.telemetry.note(EventKind.SCHEDULED, request, now)

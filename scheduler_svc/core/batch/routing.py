@@ -33,8 +33,8 @@ from functools import partial
 
 from scheduler_svc.core.queue.queue import AGED_AFTER
 from scheduler_svc.core.request.request import Request
+from scheduler_svc.core.state.gate import Vacancy
 from scheduler_svc.core.state.replica import Replica
-from scheduler_svc.core.state.vacancy import Vacancy
 
 PREFERENCE_S = 0.05
 """Longest time in seconds for which a request is left to an executor that could admit it."""

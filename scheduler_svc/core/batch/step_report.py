@@ -9,8 +9,8 @@ from scheduler_svc.core.state.replica import Replica
 
 def report_step(builder: BatchBuilder, now: float) -> None:
     """Log the prompts that a step computes, and every 40th step with decodes."""
-    replica, log = builder.replica, builder.replica.cell.step_log
-    cell = replica.cell
+    replica, telemetry = builder.replica, builder.replica.cell.telemetry
+    cell, log = replica.cell, telemetry.step_log
     snapshot = snapshot_of(replica)
     if builder.prefills:
         num_cached = sum(admission.num_cached_tokens for admission in builder.admits)
@@ -23,8 +23,10 @@ def report_step(builder: BatchBuilder, now: float) -> None:
             num_cached=num_cached,
         )
         cell.events.add_log(line)
-    if cell.counters.decode_steps >= log.due_step:
-        cell.events.add_log(log.decode_line(snapshot, cell.counters.compute.output_tokens, now))
+    if cell.telemetry.counters.decode_steps >= log.due_step:
+        cell.events.add_log(
+            log.decode_line(snapshot, cell.telemetry.counters.compute.output_tokens, now)
+        )
 
 
 def snapshot_of(replica: Replica) -> StepSnapshot:

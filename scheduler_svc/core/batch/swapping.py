@@ -61,7 +61,7 @@ class Swaps:
         self._out_block += self._replica.slots.blocks.table[slot, :count].tolist()
         self._out_host += copy.blocks.tolist()
         self._out_numbers.add(number)
-        self._replica.cell.counters.preemption.swapped_out_blocks += count
+        self._replica.cell.telemetry.counters.preemption.swapped_out_blocks += count
 
     def is_leaving(self, request: Request) -> bool:
         """Return True while this batch writes the request's host blocks, so none may be read."""
@@ -88,7 +88,9 @@ class Swaps:
         first = num_cached // self._replica.limits.block_size
         self._in_host += copy.blocks[first:].tolist()
         self._in_block += blocks[first : len(copy.blocks)].tolist()
-        self._replica.cell.counters.preemption.swapped_in_blocks += len(copy.blocks) - first
+        self._replica.cell.telemetry.counters.preemption.swapped_in_blocks += (
+            len(copy.blocks) - first
+        )
         self.num_tokens_in += copy.num_tokens - num_cached
         return copy.num_tokens
 

@@ -32,9 +32,9 @@ def rows_of_death(replica: Replica, died_in: int) -> list[tuple[Request, int]]:
     `died_in` is the step's place among those in flight, 0 for the oldest.
     """
     ends = dict[tuple[int, int], int]()
-    rows = replica.in_flight[0]
+    rows = replica.steps.in_flight[0]
     for i in range(died_in + 1):
-        rows = replica.in_flight[i]
+        rows = replica.steps.in_flight[i]
         for key, num_tokens in rows.tokens_by_key():
             ends[key] = ends.get(key, 0) + num_tokens
     blamed = []
@@ -68,15 +68,14 @@ def note_death(
         executor: Number of the executor that died, which may have left since.
     """
     cell = replica.cell
-    suspects, counters = cell.suspects, cell.counters
+    suspects, counters = cell.suspects, cell.telemetry.counters
     counters.faults.executor_deaths += 1
     is_explained = any(suspects.has_mark(request) for request, _ in rows)
     verdict = _count(replica, rows, num_ended, executor)
     confine(cell)
-    if cell.recorder is not None:
-        for mark in verdict.blamed:
-            detail = f"executor died: {mark.deaths} times, now in a step of {len(rows)}"
-            cell.recorder.note(EventKind.SUSPECTED, mark.request, now, detail)
+    for mark in verdict.blamed:
+        detail = f"executor died: {mark.deaths} times, now in a step of {len(rows)}"
+        cell.telemetry.note(EventKind.SUSPECTED, mark.request, now, detail)
     told = executor if cell.has_others else None
     cell.events.add_log(death_line(verdict.blamed, suspects.num_suspects, told))
     if verdict.poison is not None:
@@ -89,7 +88,7 @@ def note_death(
     elif verdict.victims:
         _judge_executor(replica, verdict.victims)
     elif executor == replica.slots.replica and cell.has_others and not is_explained:
-        num_steps = replica.num_steps
+        num_steps = replica.steps.num_done
         if (count := suspects.quarantine.note_unexplained(executor, num_steps)) >= BROKEN_AT:
             cell.events.add_log(dies_of_anything_line(executor, count))
             _note_broken(replica)
@@ -167,11 +166,11 @@ def _sound_others(replica: Replica) -> list[Holder]:
     cell, own = replica.cell, replica.slots.replica
     others = [number for number in cell.holder_numbers() if number != own]
     sound = [cell.holder(number) for number in others if not is_broken(cell, number)]
-    return [holder for holder in sound if holder.takes_new or not is_broken(cell, own)]
+    return [holder for holder in sound if holder.gate.takes_new or not is_broken(cell, own)]
 
 
 def _note_broken(replica: Replica) -> None:
-    num_steps = replica.num_steps
+    num_steps = replica.steps.num_done
     replica.cell.suspects.quarantine.note_broken(replica.slots.replica, num_steps)
     replica.room.run_one(num_steps)
 

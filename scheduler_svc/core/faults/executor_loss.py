@@ -27,10 +27,10 @@ def lose_executor(
     replica: Replica, died_in: int | None, now: float, *, out_of_memory: bool, may_live: str
 ) -> None:
     """Start over with an empty executor; see `Scheduler.executor_lost`."""
-    if died_in is None or died_in >= len(replica.in_flight):
+    if died_in is None or died_in >= len(replica.steps.in_flight):
         replica.start_over(replica.limits)
         return
-    step = replica.in_flight[died_in]
+    step = replica.steps.in_flight[died_in]
     if out_of_memory:
         alone = only_request_of(replica, step)
         replica.start_over(replica.limits)

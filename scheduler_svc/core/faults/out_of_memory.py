@@ -41,13 +41,13 @@ def note_out_of_memory(replica: Replica, rows: PlannedRows, alone: Request | Non
         rows: The step; one without rows, such as a command, leaves the size of steps as it is.
         alone: The step's request, if it had only one.
     """
-    counters = replica.cell.counters
+    counters = replica.cell.telemetry.counters
     counters.faults.out_of_memory_steps += 1
     num_rows, num_tokens = len(rows.slot), int(rows.num_tokens.sum())
     if not num_rows:
         return
     room, limits = replica.room, replica.limits
-    room.note_failure(num_rows, num_tokens, replica.num_steps)
+    room.note_failure(num_rows, num_tokens, replica.steps.num_done)
     _log(
         replica,
         f"Executor out of memory in a step of {num_rows} rows and {num_tokens} tokens: the next "
@@ -58,7 +58,7 @@ def note_out_of_memory(replica: Replica, rows: PlannedRows, alone: Request | Non
         return
     alone.setbacks.note_out_of_memory()
     if alone.setbacks.num_out_of_memory >= FAILS_AT:
-        room.note_culprit_gone(replica.num_steps)
+        room.note_culprit_gone(replica.steps.num_done)
         if not _try_larger(replica, alone):
             _fail(replica, alone)
 
@@ -68,7 +68,7 @@ def let_steps_grow(replica: Replica) -> None:
     room, limits = replica.room, replica.limits
     if room.max_rows is None:
         return
-    num_steps = replica.num_steps
+    num_steps = replica.steps.num_done
     if room.advance(num_steps, limits.max_running, limits.max_total_tokens):
         _log(
             replica,
@@ -84,7 +84,7 @@ def _try_larger(replica: Replica, request: Request) -> bool:
     sizes = [
         holder.limits.num_blocks
         for holder in holders
-        if holder.takes_new and holder.can_ever_take(request)
+        if holder.gate.takes_new and holder.can_ever_take(request)
     ]
     largest, before = max(sizes, default=0), request.setbacks.min_blocks
     if largest <= max(replica.limits.num_blocks, before):

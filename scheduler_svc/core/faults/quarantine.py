@@ -41,7 +41,7 @@ def settle_quarantine(replica: Replica, now: float) -> None:
         if cell.has_others and not _is_fit(replica, _oldest(cell)):
             _leave(cell)
         return
-    is_in = quarantine.number is not None and cell.holder(quarantine.number).takes_new
+    is_in = quarantine.number is not None and cell.holder(quarantine.number).gate.takes_new
     if is_in:
         quarantine.note_in()
         if not _is_stuck(cell):
@@ -71,7 +71,7 @@ def confine(cell: Cell) -> None:
 
 def is_broken(cell: Cell, number: int) -> bool:
     """Return True for an executor that died of anything and has not got on since."""
-    return cell.suspects.quarantine.is_broken(number, cell.holder(number).num_steps)
+    return cell.suspects.quarantine.is_broken(number, cell.holder(number).steps.num_done)
 
 
 def _leave(cell: Cell) -> None:
@@ -96,7 +96,7 @@ def _take_over(replica: Replica) -> None:
 def _oldest(cell: Cell) -> Request | None:
     """Return the oldest request with a mark that an executor could run now; None without one."""
     holders = [cell.holder(number) for number in cell.holder_numbers()]
-    ready = [holder for holder in holders if holder.takes_new]
+    ready = [holder for holder in holders if holder.gate.takes_new]
     for mark in cell.suspects.marks():
         if any(holder.can_ever_take(mark.request) for holder in ready):
             return mark.request
@@ -111,7 +111,7 @@ def _is_fit(replica: Replica, oldest: Request | None) -> bool:
     if not is_broken(cell, own):
         return True
     return not any(
-        cell.holder(number).takes_new
+        cell.holder(number).gate.takes_new
         and cell.holder(number).can_ever_take(oldest)
         and not is_broken(cell, number)
         for number in cell.holder_numbers()

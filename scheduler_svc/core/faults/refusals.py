@@ -46,13 +46,13 @@ def _requests_of(replica: Replica, refusal: Refusal) -> list[Request]:
     Return the live requests that fail for a refusal: the one in its slot. Where no slot is told, a
     new session may mend what was wrong, so those of the whole step fail only if none has.
     """
-    if refusal.step >= len(replica.in_flight):
+    if refusal.step >= len(replica.steps.in_flight):
         return []
     if refusal.slot is None and not refusal.is_repeated:
         return []
     found = [
         replica.request_at(*key)
-        for key, _ in replica.in_flight[refusal.step].tokens_by_key()
+        for key, _ in replica.steps.in_flight[refusal.step].tokens_by_key()
         if refusal.slot in (None, key[0])
     ]
     return [request for request in found if request is not None]

@@ -58,9 +58,8 @@ def note_progress(replica: Replica, now: float) -> None:
     )
     if not cleared:
         return
-    if cell.recorder is not None:
-        for mark in cleared:
-            cell.recorder.note(EventKind.CLEARED, mark.request, now)
+    for mark in cleared:
+        cell.telemetry.note(EventKind.CLEARED, mark.request, now)
     if was_trial:
         cell.events.add_log(passed_line(cleared, suspects.num_suspects))
 

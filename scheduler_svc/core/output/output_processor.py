@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.faults.trials import note_progress
+from scheduler_svc.core.observe.request_events import EventRecorder
 from scheduler_svc.core.output.logprobs import note_logprobs
 from scheduler_svc.core.output.prompt_logprobs import finish_if_scored, note_prompt_logprobs
 from scheduler_svc.core.output.result_check import check_result, is_as_planned, late_rows
@@ -35,9 +36,9 @@ def apply_result(replica: Replica, result: StepResult, now: float) -> None:
     Raises:
         SessionLost: The result is not that of the batch; nothing was changed then.
     """
-    if not replica.in_flight:
+    if not replica.steps.in_flight:
         raise SessionLost(f"result of step {result.step_id} arrived with no step in flight")
-    rows = replica.in_flight[0]
+    rows = replica.steps.in_flight[0]
     as_planned = is_as_planned(replica.slots, rows, result)
     late = None if as_planned else check_result(replica, rows, result)
     if result.prompt_logprobs is not None:
@@ -53,7 +54,7 @@ def apply_result(replica: Replica, result: StepResult, now: float) -> None:
 
 
 def _apply_as_planned(replica: Replica, rows: PlannedRows, result: StepResult, now: float) -> None:
-    replica.note_result()
+    replica.steps.note_result()
     count = rows.num_decodes
     if len(rows.slot) == count:
         _append_decodes(replica, rows, result.token, now)
@@ -70,21 +71,21 @@ def _apply_as_planned(replica: Replica, rows: PlannedRows, result: StepResult, n
 
 def _append_decodes(replica: Replica, rows: PlannedRows, token: Int32Column, now: float) -> None:
     """Count one computed token and append one sampled token for each decode; all of them run."""
-    cell, decodes = replica.cell, rows.decodes
+    cell, telemetry, decodes = replica.cell, replica.cell.telemetry, rows.decodes
     if decodes is None:
         return
     slots, slot, position = replica.slots, decodes.slot, rows.sampling_end[: decodes.num_rows]
     gap_s = decodes.note_seen(now)
     if gap_s is None:
-        cell.latencies.inter_token_s.observe(now - slots.tokens.last_token_s[slot])
+        telemetry.latencies.inter_token_s.observe(now - slots.tokens.last_token_s[slot])
     else:
-        cell.latencies.inter_token_s.observe_equal(gap_s, len(token))
+        telemetry.latencies.inter_token_s.observe_equal(gap_s, len(token))
     slots.tokens.push_decodes(decodes, position, token, now)
     offset = position - decodes.prompt_len
     cell.events.add_tokens(decodes.handle, offset, token, decodes.version)
-    cell.counters.compute.output_tokens += len(token)
-    if cell.recorder is not None:
-        _record_tokens(replica, slot, token, now)
+    telemetry.counters.compute.output_tokens += len(token)
+    if telemetry.recorder is not None:
+        _record_tokens(telemetry.recorder, replica, slot, token, now)
     ends = slots.admitted.end_ids.may_end(token)
     if rows.has_last_decode:
         ends |= position + 1 == slots.admitted.stop_len[slot]
@@ -96,7 +97,7 @@ def _append_decodes(replica: Replica, rows: PlannedRows, token: Int32Column, now
 def _apply_any(
     replica: Replica, rows: PlannedRows, result: StepResult, late: NDArray[np.intp], now: float
 ) -> None:
-    replica.note_result()
+    replica.steps.note_result()
     for error in result.row_errors:
         fail_row(replica, error)
     if result.row_errors:  # These may also have stopped rows that shared KV with them.
@@ -156,7 +157,7 @@ def _note_prefills(replica: Replica, rows: PlannedRows, now: float) -> None:
     cell = replica.cell
     slots = replica.slots
     for row in range(rows.num_decodes, len(rows.slot)):
-        cell.counters.compute.prefill_tokens += int(rows.num_tokens[row])
+        cell.telemetry.counters.compute.prefill_tokens += int(rows.num_tokens[row])
         slot = int(rows.slot[row])
         if slots.running[slot] and slots.generation[slot] == rows.generation[row]:
             done = int(min(slots.tokens.applied[slot], slots.admitted.prompt_len[slot]))
@@ -169,7 +170,7 @@ def _append_tokens(
     replica: Replica, slot: SlotColumn, position: Int32Column, token: Int32Column, now: float
 ) -> None:
     """Append one token to each of these running slots; columns of shape ``[S]``."""
-    cell = replica.cell
+    cell, telemetry = replica.cell, replica.cell.telemetry
     slots = replica.slots
     slot = slot.astype(np.intp)
     known = position + 1
@@ -177,18 +178,18 @@ def _append_tokens(
     slots.tokens.push(slot, position, token)
     _note_times(replica, slot, position, now)
     cell.events.add_tokens(slots.admitted.handle[slot], offset, token)
-    cell.counters.compute.output_tokens += len(slot)
-    if cell.recorder is not None:
-        _record_tokens(replica, slot, token, now)
+    telemetry.counters.compute.output_tokens += len(slot)
+    if telemetry.recorder is not None:
+        _record_tokens(telemetry.recorder, replica, slot, token, now)
     ends = slots.admitted.end_ids.may_end(token) | (known == slots.admitted.stop_len[slot])
     _finish_those_over(replica, slot, token, ends, now)
 
 
-def _record_tokens(replica: Replica, slot: SlotColumn, token: Int32Column, now: float) -> None:
-    cell = replica.cell
-    assert cell.recorder is not None
+def _record_tokens(
+    recorder: EventRecorder, replica: Replica, slot: SlotColumn, token: Int32Column, now: float
+) -> None:
     requests = [replica.slots.request_of(int(s)) for s in slot]
-    cell.recorder.note_tokens(zip(requests, token.tolist(), strict=True), replica.kv.pool, now)
+    recorder.note_tokens(zip(requests, token.tolist(), strict=True), replica.kv.pool, now)
 
 
 def _finish_those_over(
@@ -203,7 +204,7 @@ def _finish_those_over(
 
 
 def _note_times(replica: Replica, slot: SlotColumn, position: Int32Column, now: float) -> None:
-    slots, latencies = replica.slots, replica.cell.latencies
+    slots, latencies = replica.slots, replica.cell.telemetry.latencies
     gaps = slots.tokens.note_seen(slot, now)
     first = position == slots.admitted.submitted_len[slot]
     if first.any():
@@ -214,23 +215,23 @@ def _note_times(replica: Replica, slot: SlotColumn, position: Int32Column, now: 
 
 def _append_late_token(replica: Replica, result: StepResult, row: int, now: float) -> None:
     """Append a token that was in flight when its request lost its slot, unless that has ended."""
-    cell = replica.cell
+    cell, telemetry = replica.cell, replica.cell.telemetry
     request = replica.draining.get((int(result.slot[row]), int(result.generation[row])))
     if request is None:
         return
     offset, token = len(request.outputs), int(result.token[row])
     request.append_output(token)
     if request.times.last_token_s is None:
-        replica.cell.latencies.note_first_tokens([request], now)
+        telemetry.latencies.note_first_tokens([request], now)
     else:
-        cell.latencies.inter_token_s.observe(np.array([now - request.times.last_token_s]))
+        telemetry.latencies.inter_token_s.observe(np.array([now - request.times.last_token_s]))
     request.times.note_token(now)
     cell.events.add_tokens(
         np.array([request.new.handle], np.int64),
         np.array([offset], np.int32),
         np.array([token], np.int32),
     )
-    cell.counters.compute.output_tokens += 1
-    if cell.recorder is not None:
-        cell.recorder.note_tokens([(request, token)], replica.kv.pool, now)
+    telemetry.counters.compute.output_tokens += 1
+    if telemetry.recorder is not None:
+        telemetry.recorder.note_tokens([(request, token)], replica.kv.pool, now)
     finish_if_over(cell, request, token, len(request.outputs), now)

@@ -36,7 +36,7 @@ def note_prompt_logprobs(replica: Replica, told: PromptLogprobColumns) -> None:
     if not kept.any():
         return
     told = told.select(kept)
-    cell.counters.compute.scored_prompt_tokens += len(told)
+    cell.telemetry.counters.compute.scored_prompt_tokens += len(told)
     cell.events.add_logprobs(
         TokenLogprobs(
             handle=handle[kept], offset=offset[kept], columns=told.columns, rank=told.rank

@@ -6,10 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from scheduler_svc.core.invariants import require
-from scheduler_svc.core.observe.latencies import Latencies
-from scheduler_svc.core.observe.request_events import EventKind, EventRecorder
-from scheduler_svc.core.observe.stats import Counters
-from scheduler_svc.core.observe.step_log import StepLog
+from scheduler_svc.core.observe.request_events import EventKind
+from scheduler_svc.core.observe.telemetry import Telemetry
 from scheduler_svc.core.queue.queue import WaitingQueue
 from scheduler_svc.core.queue.retry_advice import RetryAdvice
 from scheduler_svc.core.queue.tenants import limits_of
@@ -20,9 +18,10 @@ from scheduler_svc.core.request.new_request import NewRequest
 from scheduler_svc.core.request.options import CoreOptions
 from scheduler_svc.core.request.request import Request, RequestState
 from scheduler_svc.core.routing.router import Router
+from scheduler_svc.core.state.gate import AdmissionGate, Vacancy
 from scheduler_svc.core.state.live_requests import LiveRequests
+from scheduler_svc.core.state.sent_steps import SentSteps
 from scheduler_svc.core.state.suspects import Suspects
-from scheduler_svc.core.state.vacancy import Vacancy
 
 
 class Holder(Protocol):
@@ -31,15 +30,13 @@ class Holder(Protocol):
 
     Attributes:
         limits: As of `Replica`.
-        num_steps: As of `Replica`.
+        gate: Whether it admits requests.
+        steps: What it was sent.
     """
 
     limits: Limits
-    num_steps: int
-
-    @property
-    def takes_new(self) -> bool:
-        """True while its executor is there and plans steps."""
+    gate: AdmissionGate
+    steps: SentSteps
 
     def can_ever_take(self, request: Request) -> bool:
         """Return True when a request could run to its end here, alone."""
@@ -52,9 +49,6 @@ class Holder(Protocol):
 
     def drop(self, request: Request) -> None:
         """Forget a request that was admitted here last."""
-
-    def reopen(self) -> None:
-        """Let requests be admitted again, as those that wait are others than before."""
 
     def ready_len(self, request: Request) -> int:
         """Return how many tokens of a waiting request need not be computed for it here."""
@@ -84,29 +78,23 @@ class Cell:
         token_rates: Tokens a minute that tenants have left, where that is limited.
         suspects: Requests that may be the cause of executor deaths.
         events: Events and log lines for the code around the core.
-        counters: Numbers that only grow.
-        latencies: Histograms of the latencies that clients see.
-        step_log: Lines for operators about steps.
-        recorder: Recorder of events per request; None where no such events are asked for.
+        telemetry: Counters, latencies, lines about steps and events of requests.
         now_s: Time of the call that is being handled, for moves that are not given it.
         has_others: True where there are several executors.
     """
 
     __slots__ = (
         "_holders",
-        "counters",
         "events",
         "has_others",
-        "latencies",
         "now_s",
         "options",
         "queue",
-        "recorder",
         "requests",
         "retry_advice",
         "router",
-        "step_log",
         "suspects",
+        "telemetry",
         "token_rates",
     )
 
@@ -122,10 +110,7 @@ class Cell:
         self.token_rates = TokenRates()
         self.suspects = Suspects()
         self.events = EventLog()
-        self.counters = Counters()
-        self.latencies = Latencies()
-        self.step_log = StepLog()
-        self.recorder = EventRecorder.of(options)
+        self.telemetry = Telemetry(options)
         self.now_s = 0.0
 
     def note_time(self, now: float) -> None:
@@ -134,13 +119,9 @@ class Cell:
 
     def accept(self, request: Request) -> None:
         """Accept one choice of a checked request into the waiting queue."""
-        if not len(self.requests):
-            self.step_log.wake(request.new.arrival_s, self.counters.compute.output_tokens)
+        self.telemetry.note_accepted(request, is_first=not len(self.requests))
         self.requests.add(request)
         self.queue.add(request, self.now_s)
-        self.counters.requests.accepted_requests += 1
-        if self.recorder is not None:
-            self.recorder.note(EventKind.ADD, request, request.new.arrival_s)
 
     def release(self, request: Request) -> None:
         """Take an ending request out of its place: the queue, or its executor."""
@@ -178,7 +159,7 @@ class Cell:
 
     def has_blocks(self, num_blocks: int) -> bool:
         """Return True while an executor with so many KV blocks is there."""
-        ready = [holder for holder in self._holders.values() if holder.takes_new]
+        ready = [holder for holder in self._holders.values() if holder.gate.takes_new]
         return any(holder.limits.num_blocks >= num_blocks for holder in ready)
 
     def holder(self, number: int) -> Holder:
@@ -199,14 +180,14 @@ class Cell:
             for number, holder in self._holders.items():
                 if number != replica:
                     # It may have been for this request that another admitted none.
-                    holder.reopen()
+                    holder.gate.reopen()
         request.place.bind(replica)
 
     def reopen(self) -> None:
         """Let every executor admit again, as one came or went that may make the difference."""
         self.router.note_change()
         for holder in self._holders.values():
-            holder.reopen()
+            holder.gate.reopen()
 
     def forget(self, request: Request) -> None:
         """Remove a choice that has ended with all its outputs, which its tenant is charged."""
@@ -241,12 +222,8 @@ class Cell:
             require(request.state is RequestState.WAITING, "a request waits in another state")
             require(request.place.slot is None, "a waiting request has a slot")
         self.requests.check_integrity()
-        counters = self.counters.requests
-        num_ended = counters.finished_requests + counters.failed_requests
-        in_system = counters.accepted_requests - num_ended
-        require(in_system == len(self.requests), "accepted requests were lost or ended twice")
+        self.telemetry.check_integrity(len(self.requests))
 
     def note(self, kind: EventKind, request: Request, detail: str = "") -> None:
         """Record an event of a request at the time of this call, if request events are kept."""
-        if self.recorder is not None:
-            self.recorder.note(kind, request, self.now_s, detail)
+        self.telemetry.note(kind, request, self.now_s, detail)

@@ -25,9 +25,9 @@ def finish(
     _leave(cell, request)
     got_on = reason not in {FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.SUPERSEDED}
     cell.suspects.note_left(request.number, got_on=got_on)
-    cell.counters.requests.finished_requests += 1
-    if cell.recorder is not None:
-        cell.recorder.note(EventKind.FINISH, request, now, reason.name)
+    cell.telemetry.counters.requests.finished_requests += 1
+    if cell.telemetry.recorder is not None:
+        cell.telemetry.note(EventKind.FINISH, request, now, reason.name)
     arrival_s, known = request.new.arrival_s, len(request.outputs)
     scheduled_s, first_s = request.times.scheduled_s, request.times.first_token_s
     cell.events.add(
@@ -66,7 +66,7 @@ def fail(cell: Cell, request: Request, error: TandemError) -> None:
     """End a request by an error, whatever its state."""
     _leave(cell, request)
     cell.suspects.note_left(request.number, got_on=False)
-    cell.counters.requests.failed_requests += 1
+    cell.telemetry.counters.requests.failed_requests += 1
     cell.note(EventKind.FAIL, request, error.reason)
     cell.events.add(Failed(handle=request.new.handle, error=error))
 

@@ -51,7 +51,7 @@ class Fleet:
     @property
     def present(self) -> list[Replica]:
         """Replicas that have their executor; all of them while none has."""
-        return [replica for replica in self if not replica.is_away] or list(self)
+        return [replica for replica in self if not replica.gate.is_away] or list(self)
 
     @property
     def largest(self) -> Replica:
@@ -91,10 +91,10 @@ class Fleet:
         """
         replica = self[number]
         self._check_block_size(limits, [one for one in self if one is not replica])
-        replica.note_away()
+        replica.gate.note_away()
         replica.start_over(limits)
         self.reroute(number)
-        replica.note_back()
+        replica.gate.note_back()
         self._note_size()
 
     def remove(self, number: int) -> None:
@@ -122,7 +122,7 @@ class Fleet:
         places = {
             replica.slots.replica: replica.limits.max_running
             for replica in self
-            if replica.takes_new
+            if replica.gate.takes_new
             and replica.can_ever_take(first)
             and not suspects.bars(replica.slots.replica, first)
         }
@@ -169,14 +169,14 @@ class Fleet:
         self.cell.check_holders(self._replicas)
         live = {request.number for request in self.cell.requests}
         waiting = {request.number for request in self.cell.queue}
-        there = {number for number, replica in self._replicas.items() if not replica.is_away}
+        there = {number for number, replica in self._replicas.items() if not replica.gate.is_away}
         self.cell.router.check_integrity(live, waiting, there)
 
     def _note_running(self) -> None:
         """Note where requests are, as there was no other executor to be told from."""
         for request in self.cell.requests:
             for replica in self:
-                if request.place.replica == replica.slots.replica and not replica.is_away:
+                if request.place.replica == replica.slots.replica and not replica.gate.is_away:
                     self.cell.router.note_running(request, replica.slots.replica)
 
     def _note_size(self) -> None:

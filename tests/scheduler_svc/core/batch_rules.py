@@ -207,7 +207,7 @@ class LaneRules:
         turn of each other lane that was ready when it was computed.
         """
         in_flight = {
-            key for rows in list(replica.in_flight)[:-1] for key, _ in rows.tokens_by_key()
+            key for rows in list(replica.steps.in_flight)[:-1] for key, _ in rows.tokens_by_key()
         }
         longest = min(self._waits.values(), default=self._num_batches)
         for key in decodes:

@@ -314,7 +314,7 @@ class Rig:
 
     def _note_out_of_memory(self, failed: int) -> None:
         self.num_out_of_memory += 1
-        in_flight = self.core._replica.in_flight
+        in_flight = self.core._replica.steps.in_flight
         if failed < len(in_flight) and len(in_flight[failed].slot) == 1:
             rows = in_flight[failed]
             self.num_alone[self.owners[int(rows.slot[0]), int(rows.generation[0])]] += 1

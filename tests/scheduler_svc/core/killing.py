@@ -44,7 +44,7 @@ class Deaths:
 
     def note(self, core, died_in: int | None, owners: dict[tuple[int, int], int]) -> None:
         """Note that an executor is about to be lost in this step in flight."""
-        in_flight = core._replica.in_flight
+        in_flight = core._replica.steps.in_flight
         if died_in is None or died_in >= len(in_flight):
             return
         rows = in_flight[died_in]

@@ -251,11 +251,11 @@ def wait_for_what_is_not_in_flight(replica):
 
 
 def forget_a_batch(replica):
-    replica.in_flight.pop()
+    replica.steps.in_flight.pop()
 
 
 def lose_a_request(replica):
-    replica.cell.counters.requests.accepted_requests += 1
+    replica.cell.telemetry.counters.requests.accepted_requests += 1
 
 
 def forget_a_handle(replica):
@@ -301,7 +301,7 @@ def hash_wrongly(replica):
 
 
 def forget_an_event(replica):
-    replica.cell.recorder._live[0].num_tokens -= 1
+    replica.cell.telemetry.recorder._live[0].num_tokens -= 1
 
 
 def suspect_who_left(replica):
@@ -341,12 +341,12 @@ def wait_with_a_slot(replica):
 def admit_none_though_none_runs(replica):
     for slot in (0, 1):
         replica.preempt(slot)
-    replica.is_full = True
+    replica.gate.is_full = True
 
 
 def hold_kv_that_was_dropped(replica):
-    replica.suspension.begin(KvMode.RECOMPUTE)
-    replica.suspension.note_told()
+    replica.gate.suspension.begin(KvMode.RECOMPUTE)
+    replica.gate.suspension.note_told()
 
 
 def expect_more_than_all(replica):
@@ -362,7 +362,7 @@ def rise_instead_of_falling(replica):
 
 
 def expect_from_a_later_step(replica):
-    replica.ratio._since_step = replica.num_decode_steps + 2
+    replica.ratio._since_step = replica.steps.num_decode + 2
 
 
 def have_room_for_no_row(replica):
@@ -379,7 +379,7 @@ def limit_tokens_and_not_rows(replica):
 
 def stay_small_for_too_long(replica):
     replica.room.patience_steps = 7
-    replica.room._grows_at = replica.num_steps + 8
+    replica.room._grows_at = replica.steps.num_done + 8
 
 
 CORRUPTIONS = [
@@ -481,12 +481,12 @@ class TestIntegrity:
     @pytest.mark.parametrize(
         "change",
         [
-            lambda replica: replica.room.note_failure(1, 1, replica.num_steps),
+            lambda replica: replica.room.note_failure(1, 1, replica.steps.num_done),
             lambda replica: replica.ratio.note_retraction(
-                replica.slots, replica.num_decode_steps + 1
+                replica.slots, replica.steps.num_decode + 1
             ),
-            lambda replica: replica.suspension.begin(KvMode.RECOMPUTE),
-            lambda replica: replica.note_full(),
+            lambda replica: replica.gate.suspension.begin(KvMode.RECOMPUTE),
+            lambda replica: replica.gate.note_full(replica.slots.num_running),
         ],
         ids=["small-step", "retraction", "suspension-asked-for", "full"],
     )

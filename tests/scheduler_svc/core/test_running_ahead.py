@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_svc.core.batch.lookahead import SHORT_STEP_S
+from scheduler_svc.core.lookahead import SHORT_STEP_S
 from scheduler_svc.core.request.options import CoreOptions, PreemptionMode, VictimRule
 from scheduler_svc.core.request.request import FinishReason, RequestState
 from tandem.errors import InvalidConfig

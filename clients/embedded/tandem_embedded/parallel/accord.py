@@ -51,9 +51,11 @@ class Accord:
 
     Attributes:
         is_shared: True where there are other ranks.
+        rank: Number of this process among the ranks.
     """
 
     is_shared = False
+    rank = 0
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -114,7 +116,7 @@ class RanksAccord(Accord):
         super().__init__(clock)
         self._is_own = is_own
         self._group = groups.world
-        self._rank, self._size = groups.rank, groups.size
+        self.rank, self._size = groups.rank, groups.size
         known = (groups.tensor, groups.pipeline, groups.tokens, groups.world)
         self._groups = tuple(dict.fromkeys(one for one in known if one is not None))
         self._now = 0.0
@@ -175,7 +177,7 @@ class RanksAccord(Accord):
             raise ExecutorLost(message)
 
     def _rank_text(self) -> str:
-        return f"rank {self._rank} of the model"
+        return f"rank {self.rank} of the model"
 
     def _gathered(self, own: list[int]) -> list[list[int]]:
         # These import PyTorch, which is there since there are groups.

@@ -32,6 +32,7 @@ class Worker:
     Attributes:
         port: Port of the core.
         num_steps: Number of steps that were sent to the runner.
+        taken: Batch of the result that was taken last; an empty one for that of a command.
     """
 
     def __init__(
@@ -55,13 +56,14 @@ class Worker:
         """
         self.port = port
         self.num_steps = 0
+        self.taken = Batch()
         self._runner = backend.runner
         self._launching = _launching(backend, is_alone=is_alone)
         """The runner again if it launches steps; else None."""
         self._on_done = on_done
         self._thread = _inline(backend.device) if is_alone else _thread(port.number, backend.device)
         self._planned: tuple[Batch, int] | None = None
-        self._under_way: deque[StepUnderWay] = deque()
+        self._under_way: deque[tuple[Batch, StepUnderWay]] = deque()
         self._num_ahead = 0
         """Number of steps under way whose results are not due."""
         self._has_failed = False
@@ -92,7 +94,7 @@ class Worker:
             step = self._submitted(batch, state_hash)
         else:
             step = self._launched(self._launching, batch, state_hash)
-        self._under_way.append(step)
+        self._under_way.append((batch, step))
 
     def acknowledge(self) -> None:
         """Send an empty batch: its result is that of a command, which was taken from the core."""
@@ -115,20 +117,21 @@ class Worker:
 
     def due_results(self) -> Sequence[StepResult]:
         """Wait for all results that are due; raises the error of a failed step."""
-        return [self._result_of(step) for step in islice(self._under_way, self._num_due)]
+        return [self._result_of(step) for _, step in islice(self._under_way, self._num_due)]
 
     def try_take(self) -> StepResult | None:
         """
         Return the next result that is due, or None if there is none yet; raises the error of a
         failed step.
         """
-        if not self.is_due or not self._under_way[0].may_be_taken:
+        if not self.is_due or not self._under_way[0][1].may_be_taken:
             return None
         return self.take()
 
     def take(self) -> StepResult:
         """Wait for the oldest result; raises the error of a failed step."""
-        return self._result_of(self._under_way.popleft())
+        self.taken, step = self._under_way.popleft()
+        return self._result_of(step)
 
     def suspend(self, mode: KvMode) -> None:
         """Let the runner release KV memory after the steps under way; see `Runner.suspend`."""
@@ -181,7 +184,8 @@ class Worker:
 
     def _drop_all(self) -> None:
         while self._under_way:
-            self._under_way.popleft().drop()
+            _, step = self._under_way.popleft()
+            step.drop()
 
     def _call(self, function: Callable[[], None]) -> None:
         """Call a function of the runner where it computes, after the steps under way."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import TypeVar
 
-from tandem.errors import TandemError
 from tandem_client.admin import AdminClient, Stats
 from tandem_client.admin.activity import Activity
 from tandem_client.admin.aio import AsyncAdminClient
 from tandem_client.admin.executors import ExecutorSummary
 from tandem_client.admin.requests import RequestList
 from tandem_client.errors import Unimplemented
+
+Answer = TypeVar("Answer")
 
 MANY_REQUESTS = 4096
 """Requests from which on they are not listed: listing them takes the server some milliseconds."""
@@ -51,61 +52,37 @@ def take_snapshot(admin: AdminClient, deadline_s: float | None = None) -> Snapsh
     Raises:
         TandemError: The server does not answer, or refuses to.
     """
-    calls = _calls(admin, deadline_s)
+    taking = _take(admin, deadline_s)
     try:
-        call = next(calls)
-        while True:
-            try:
-                answer = call()
-            except TandemError as error:
-                call = calls.throw(error)
-            else:
-                call = calls.send(answer)
+        taking.send(None)
     except StopIteration as end:
-        return _snapshot(end)
+        snapshot: Snapshot = end.value
+        return snapshot
+    raise AssertionError("a client that blocks had answers to wait for")
 
 
 async def take_snapshot_async(admin: AsyncAdminClient, deadline_s: float | None = None) -> Snapshot:
     """Take a snapshot of a server as `take_snapshot` does."""
-    calls = _calls(admin, deadline_s)
-    try:
-        call = next(calls)
-        while True:
-            try:
-                answer = await call()
-            except TandemError as error:
-                call = calls.throw(error)
-            else:
-                call = calls.send(answer)
-    except StopIteration as end:
-        return _snapshot(end)
+    return await _take(admin, deadline_s)
 
 
-def _calls(
-    admin: AdminClient | AsyncAdminClient, deadline_s: float | None
-) -> Generator[Callable[[], Any], Any, Snapshot]:
-    """
-    Yield the calls of one snapshot, and return it. The answer of each call, or its error, is handed
-    back; an answer of asyncio's client is awaited before.
-    """
-    stats: Stats = yield partial(admin.stats, deadline_s=deadline_s)
-    try:
-        executors = yield partial(admin.executors, deadline_s=deadline_s)
-    except Unimplemented:  # an older server
-        executors = ()
+async def _take(admin: AdminClient | AsyncAdminClient, deadline_s: float | None) -> Snapshot:
+    """Take a snapshot; with a client that blocks, this never waits, and ends at its first step."""
+    stats = await _answer(admin.stats(deadline_s=deadline_s))
+    executors: tuple[ExecutorSummary, ...] = ()
+    with suppress(Unimplemented):  # by an older server
+        executors = await _answer(admin.executors(deadline_s=deadline_s))
     requests = None
     if stats.running_requests + stats.waiting_requests <= MANY_REQUESTS:
-        requests = yield partial(
-            admin.list_requests, page_size=LISTED_REQUESTS, deadline_s=deadline_s
+        requests = await _answer(
+            admin.list_requests(page_size=LISTED_REQUESTS, deadline_s=deadline_s)
         )
-    try:
-        activity = yield partial(admin.activity, max_steps=SHOWN_STEPS, deadline_s=deadline_s)
-    except Unimplemented:
-        activity = None
+    activity = None
+    with suppress(Unimplemented):
+        activity = await _answer(admin.activity(max_steps=SHOWN_STEPS, deadline_s=deadline_s))
     return Snapshot(stats=stats, executors=executors, requests=requests, activity=activity)
 
 
-def _snapshot(end: StopIteration) -> Snapshot:
-    """Return what `_calls` has returned."""
-    snapshot: Snapshot = end.value
-    return snapshot
+async def _answer(answer: Answer | Awaitable[Answer]) -> Answer:
+    """Return the answer of a call: at once of a client that blocks, awaited of asyncio's."""
+    return await answer if isinstance(answer, Awaitable) else answer

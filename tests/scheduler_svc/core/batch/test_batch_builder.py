@@ -80,12 +80,12 @@ class TestRows:
         rig.step()
         rig.step()
         replica = rig.core._replica
-        num_steps, batch = replica.num_decode_steps, BatchBuilder(replica)
+        num_steps, batch = replica.steps.num_decode, BatchBuilder(replica)
         rows = replica.slots.decode_rows()
         batch.add_decodes(rows)
         assert (3, 17) == (rows.num_rows, batch.budget)
         assert batch.decodes is rows
-        assert num_steps + 1 == replica.num_decode_steps
+        assert num_steps + 1 == replica.steps.num_decode
 
     def test_preemptions_are_counted_and_nothing_is_sent_for_them(self):
         """

@@ -309,7 +309,7 @@ class TestRequests:
         rig = in_depth(num_stages, options=replace(BOLD, window=delay))
         rig.submit(prompt_len=10, max_tokens=12, num_choices=6)
         check_outputs(rig)
-        num_computed = rig.core._cell.counters.compute.prefill_tokens
+        num_computed = rig.core._cell.telemetry.counters.compute.prefill_tokens
         assert num_computed < 6 * 10
 
     @STAGES

@@ -54,7 +54,7 @@ class TestGivingWay:
             rig.step()
         large = rig.submit(prompt_len=24, max_tokens=4, priority=1)
         rig.step()
-        assert rig.core._replica.is_full
+        assert rig.core._replica.gate.is_full
         better = rig.submit(prompt_len=3, max_tokens=1)
         rig.step()
         assert better in rig.ended

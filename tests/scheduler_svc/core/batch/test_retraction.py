@@ -232,5 +232,5 @@ class TestWhatIsSaid:
         rig = growing(6, bold(), num_blocks=24)
         step_until_retracted(rig)
         ratio = rig.core._replica.ratio
-        steps = rig.core._replica.num_decode_steps
+        steps = rig.core._replica.steps.num_decode
         assert ratio.at(steps) == ratio._start

@@ -73,7 +73,7 @@ class TestSwapping:
         """
         rig = swapping(4)
         rig.run()
-        assert rig.core._cell.counters.preemption.swapped_in_blocks
+        assert rig.core._cell.telemetry.counters.preemption.swapped_in_blocks
         lines = [line.text for line in rig.log_lines if line.text.startswith("Prefill batch")]
         assert lines
         assert all("#cached-token: 0," in line for line in lines)

@@ -28,7 +28,7 @@ def accused(count: int = 4, *, config=WIDE) -> Rig:
     """Return a rig of which the first requests were in two steps that died, and are suspects."""
     rig = rig_with(count, config=config)
     for _ in range(2):
-        while len(rig.core._replica.in_flight) == 0:
+        while len(rig.core._replica.steps.in_flight) == 0:
             rig.plan()
         rig.lose_executor(died_in=0)
     return rig

@@ -342,7 +342,7 @@ class CoreWorld:
             elif handle not in self.cut | self.may_fail | self.rig.poisoned:
                 self._check_end(handle)
         self._check_stats()
-        if self.rig.core._cell.recorder is not None:
+        if self.rig.core._cell.telemetry.recorder is not None:
             self._check_events()
 
     def _check_blamed(self, handle: int, error: TandemError) -> None:
@@ -384,7 +384,7 @@ class CoreWorld:
         assert len(rig.submitted) == stats.accepted_requests
         assert (len(rig.ended), len(rig.failed)) == (stats.finished_requests, stats.failed_requests)
         assert sum(map(len, rig.outputs.values())) == stats.output_tokens + rig.num_prior
-        counters = rig.core._cell.counters
+        counters = rig.core._cell.telemetry.counters
         num_in = sum(len(batch.swap_in_block) for batch in rig.batches)
         num_out = sum(len(batch.swap_out_block) for batch in rig.batches)
         assert (num_in, num_out) == (

@@ -10,6 +10,7 @@ import pytest
 
 from scheduler_svc.core import admission, executor_port
 from scheduler_svc.core.batch import batch_builder, planner, prefill_admission, prefills, swapping
+from scheduler_svc.core.faults import precautions
 from scheduler_svc.core.kv_cache import host_blocks, prefix_cache
 from scheduler_svc.core.kv_cache.block_pool import BlockPool
 from scheduler_svc.core.output import output_processor, row_errors
@@ -218,7 +219,7 @@ def forget_prior_outputs(monkeypatch):
 
 def try_suspects_beside_others(monkeypatch):
     """All other requests go on running while suspects are tried."""
-    monkeypatch.setattr(planner, "hold_trial", lambda _: None)
+    monkeypatch.setattr(precautions, "hold_trial", lambda _: None)
 
 
 def try_several_steps_at_a_time(monkeypatch):
@@ -226,12 +227,13 @@ def try_several_steps_at_a_time(monkeypatch):
     planner_plan = planner.plan
 
     def plan(executor, now):
-        waiting, executor.in_flight = executor.in_flight, deque()
+        steps = executor.steps
+        waiting, steps.in_flight = steps.in_flight, deque()
         try:
             batch = planner_plan(executor, now)
         finally:
-            waiting.extend(executor.in_flight)
-            executor.in_flight = waiting
+            waiting.extend(steps.in_flight)
+            steps.in_flight = waiting
         return batch
 
     monkeypatch.setattr(executor_port, "plan", plan)

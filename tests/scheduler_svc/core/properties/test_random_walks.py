@@ -25,12 +25,12 @@ MET = {
 def what_happened(world: CoreWorld) -> Counter[str]:
     """Return how often a history met each event."""
     rig = world.rig
-    counters = rig.core._cell.counters.by_field()
+    counters = rig.core._cell.telemetry.counters.by_field()
     seen = counters.pop("refused_by_limit") + Counter(counters)
     seen["copied_blocks"] = sum(len(batch.copy_source) for batch in rig.batches)
     seen.update(ended.reason.name for ended in rig.ended.values())
     seen.update(failed.error.reason for failed in rig.failed.values())
-    if rig.core._cell.recorder is not None:
+    if rig.core._cell.telemetry.recorder is not None:
         for request_id in {new.request_id for new in rig.submitted.values()}:
             for event in rig.core.request_events(request_id):
                 seen[f"{event.kind.name} {event.detail}"] += 1

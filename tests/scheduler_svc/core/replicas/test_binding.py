@@ -269,10 +269,10 @@ class TestReopening:
         rig.now += MAX_AFFINITY_S
         for _ in range(8):
             rig.turn(0)
-        assert rig.core._fleet[0].is_full
+        assert rig.core._fleet[0].gate.is_full
         rig.turn(1)
         assert head not in rig.core.waiting_handles()
-        assert not rig.core._fleet[0].is_full
+        assert not rig.core._fleet[0].gate.is_full
         rig.now += MAX_AFFINITY_S
         rig.turn(0)
         rig.turn(0)
@@ -285,7 +285,7 @@ class TestPace:
         rig = rig_of(Routing.LOAD_BALANCED, max_total_tokens=256, max_model_len=200)
         rig.submit(prompt_len=100)
         rig.core.schedule(rig.now)
-        rows = rig.core._replica.in_flight[0]
+        rows = rig.core._replica.steps.in_flight[0]
         pace = Pace()
         pace.note_step(rows, StepTimings(queued_ns=5_000, total_ns=5_000 + 100_000_000))
         assert START_S + 0.2 * (0.001 - START_S) == pytest.approx(pace.prefill_s)

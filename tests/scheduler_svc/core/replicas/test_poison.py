@@ -189,7 +189,7 @@ class TestQuarantine:
         rig.die(0)
         marked = rig.marked()
         suspects, replica = rig.core._cell.suspects, rig.engines[0].port._replica
-        replica.note_back()
+        replica.gate.note_back()
         for _ in range(30):
             rig.submit(prompt_len=6, max_tokens=40, priority=-5)
         for _ in range(8):
@@ -309,8 +309,8 @@ class TestBroken:
         for _ in range(12):
             rig.submit(prompt_len=6, max_tokens=40)
         rig.run()
-        assert replica.num_steps >= CAUTIOUS_STEPS
-        assert not quarantine.is_broken(1, replica.num_steps)
+        assert replica.steps.num_done >= CAUTIOUS_STEPS
+        assert not quarantine.is_broken(1, replica.steps.num_done)
         assert replica.room.max_rows is None
         rig.check_only_failed(set())
 

@@ -53,7 +53,7 @@ class Fleet:
 
     def come_back(self, number: int) -> None:
         """Let an executor be back that has no room, so that it admits nothing."""
-        self.rig.core._fleet[number].note_back()
+        self.rig.core._fleet[number].gate.note_back()
 
 
 class TestRoundRobin:

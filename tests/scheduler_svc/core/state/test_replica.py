@@ -73,18 +73,18 @@ class TestFullness:
         A request that does not fit beside running ones closes admission until one of them is gone.
         """
         replica = decoding().core._replica
-        replica.note_full()
-        assert replica.is_full
+        replica.gate.note_full(replica.slots.num_running)
+        assert replica.gate.is_full
         replica.preempt(0)
-        assert not replica.is_full
+        assert not replica.gate.is_full
 
     def test_an_empty_executor_is_never_full(self):
         """
         Admission stays open where no running request could make room by leaving.
         """
         replica = Rig(options=OPTIONS).core._replica
-        replica.note_full()
-        assert not replica.is_full
+        replica.gate.note_full(replica.slots.num_running)
+        assert not replica.gate.is_full
 
     def test_a_waiting_request_that_ends_opens_admission(self):
         """
@@ -93,9 +93,9 @@ class TestFullness:
         rig = decoding(4)
         waiting = rig.submit()
         replica = rig.core._replica
-        replica.note_full()
+        replica.gate.note_full(replica.slots.num_running)
         rig.core.end_request(f"r{waiting}", FinishReason.CANCELLED, rig.now)
-        assert not replica.is_full
+        assert not replica.gate.is_full
 
     @pytest.mark.parametrize(
         ("threshold", "expected"), [(0.125, True), (0.126, False)], ids=["reached", "below"]
@@ -114,9 +114,9 @@ class TestFullness:
         A full executor looks at the queue again when a request came that may make others give way.
         """
         replica = decoding().core._replica
-        replica.note_full()
-        replica.reopen()
-        assert not replica.is_full
+        replica.gate.note_full(replica.slots.num_running)
+        replica.gate.reopen()
+        assert not replica.gate.is_full
 
 
 class TestInFlight:
@@ -126,12 +126,12 @@ class TestInFlight:
         """
         replica = Rig(options=OPTIONS).core._replica
         first, second = PlannedRows.none(0), PlannedRows.none(0)
-        replica.note_sent(first)
-        replica.note_sent(second)
-        assert [first, second] == list(replica.in_flight)
-        replica.note_result()
-        assert [second] == list(replica.in_flight)
-        assert 1 == replica.cell.counters.compute.steps
+        replica.steps.note_sent(first)
+        replica.steps.note_sent(second)
+        assert [first, second] == list(replica.steps.in_flight)
+        replica.steps.note_result()
+        assert [second] == list(replica.steps.in_flight)
+        assert 1 == replica.cell.telemetry.counters.compute.steps
 
 
 class TestGiveWay:
@@ -161,7 +161,7 @@ class TestPreempt:
         assert RequestState.WAITING is rig.core.state_of(0)
         assert [0] == rig.core.waiting_handles()
         assert ("RETRACT", "out of memory") in kinds_of(rig, "r0")
-        counters = rig.core._cell.counters.preemption
+        counters = rig.core._cell.telemetry.counters.preemption
         assert (1, 0) == (counters.preemptions, counters.swap_fallbacks)
 
     def test_a_paused_request_is_evicted(self):
@@ -185,7 +185,7 @@ class TestPreempt:
         swap = replace(OPTIONS, preemption_mode=PreemptionMode.SWAP)
         rig = decoding(options=swap)
         rig.core._replica.preempt(0)
-        assert 1 == rig.core._cell.counters.preemption.swap_fallbacks
+        assert 1 == rig.core._cell.telemetry.counters.preemption.swap_fallbacks
         rig.run()
         assert rig.expected(0) == rig.outputs[0]
 
@@ -215,7 +215,11 @@ class TestStartOver:
         replica.preempt(0)
         outputs = rig.core.outputs(1)
         replica.start_over(replica.limits)
-        assert ({}, 0, 0) == (replica.draining, len(replica.in_flight), replica.slots.num_running)
+        assert ({}, 0, 0) == (
+            replica.draining,
+            len(replica.steps.in_flight),
+            replica.slots.num_running,
+        )
         assert [0, 1, 2] == rig.core.waiting_handles()
         assert outputs == rig.core.outputs(1)
         assert ("RETRACT", "executor lost") in kinds_of(rig, "r1")

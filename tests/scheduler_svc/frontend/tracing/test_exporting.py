@@ -12,15 +12,8 @@ from scheduler_svc.frontend.tracing.exporting import DEFAULT_BATCH_SPANS, open_e
 from scheduler_svc.frontend.tracing.request_spans import RequestTracer
 from scheduler_svc.frontend.tracing.switch import open_tracing
 from tandem.errors import InvalidConfig
-from tests.otlp_collector import running_collector
 from tests.ports import free_port
 from tests.waiting import wait_until
-
-
-@pytest.fixture
-def collector():
-    with running_collector() as running:
-        yield running
 
 
 def end_spans(exporter, count: int) -> None:

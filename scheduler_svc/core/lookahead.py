@@ -35,8 +35,8 @@ SHORT_STEP_S = 0.005
 
 def lookahead(replica: Replica, usual_step_s: float) -> int:
     """
-    Return how many steps may be in flight now, at most `Replica.most_in_flight`; its time does not
-    depend on the numbers of rows and requests.
+    Return how many steps may be in flight now, at most `SentSteps.most_in_flight`; its time does
+    not depend on the numbers of rows and requests.
 
     Args:
         replica: The executor.

@@ -7,7 +7,6 @@ read these. It is written where results are applied, as it tells the result of a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -39,11 +38,9 @@ class Load:
 
 
 class StepLines:
-    """Counter of steps that words the line of every N-th one. Owned by the core loop."""
+    """Counter of steps that words the line of every N-th one. Owned by the caller of the core."""
 
-    def __init__(
-        self, interval: int, time_of_day: Callable[[], str] = lambda: time.strftime("%H:%M:%S")
-    ) -> None:
+    def __init__(self, interval: int, time_of_day: Callable[[], str]) -> None:
         """
         Args:
             interval: Steps from one line to the next; 0 for no line at all.
@@ -54,7 +51,7 @@ class StepLines:
         self._num_steps = 0
 
     def line(
-        self, command: Command, result: StepResult, load: Callable[[], Load]
+        self, command: Command, result: StepResult, load: Callable[[], Load], *, rank: int = 0
     ) -> LogLine | None:
         """
         Count a step and return the line that is due after it, or None.
@@ -64,17 +61,23 @@ class StepLines:
             result: Result of the step.
             load: Returns the core's load after the result was applied; called only if a line is
                 due.
+            rank: Number of the executor, or of the process of an executor, that computed it.
         """
         self._num_steps += 1
         if not self._interval or self._num_steps % self._interval:
             return None
-        return step_line(
-            command, result, load(), step=self._num_steps, time_of_day=self._time_of_day()
-        )
+        now = self._time_of_day()
+        return step_line(command, result, load(), step=self._num_steps, time_of_day=now, rank=rank)
 
 
 def step_line(
-    command: Command, result: StepResult, load: Load, *, step: int, time_of_day: str
+    command: Command,
+    result: StepResult,
+    load: Load,
+    *,
+    step: int,
+    time_of_day: str,
+    rank: int = 0,
 ) -> LogLine:
     """
     Return the log line of one step.
@@ -90,7 +93,7 @@ def step_line(
     step_ms = timings.compute_ns / 1e6
     blocks = f"a {stats.used_blocks}/{stats.total_blocks}"
     text = (
-        f"* rank 0 | step {step} | {time_of_day} ... time: {step_ms:.3f} ms "
+        f"* rank {rank} | step {step} | {time_of_day} ... time: {step_ms:.3f} ms "
         f"[{_shape(command, result)}] ... "
         f"reqs: a {num_active}/{max_requests}, p {stats.paused_requests}, "
         f"w {stats.waiting_requests}, f {stats.finished_requests}, e {stats.preemptions} ... "
@@ -98,6 +101,7 @@ def step_line(
         f"mem: {result.device_memory_bytes / _GB:.1f} gb"
     )
     values = {
+        "rank": rank,
         "step": step,
         "step_id": result.step_id,
         "step_ms": round(step_ms, 3),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler_svc.service.observe.step_lines import Load, StepLines, step_line
+from scheduler_svc.core.observe.step_lines import Load, StepLines, step_line
 from tandem.admin.v1.stats_pb2 import GetStatsResponse as Stats
 from tandem.link.batch import Batch
 from tandem.link.commands import KvMode, Suspend

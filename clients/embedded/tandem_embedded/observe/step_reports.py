@@ -1,0 +1,100 @@
+"""
+Reports on every N-th step: a line in the log, and numbers for a metrics writer if there is one.
+
+The line has the wording of Megatron Core's dynamic engine, as that of the service has.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from scheduler_svc.core.executor_port import ExecutorPort
+from scheduler_svc.core.observe.step_lines import Load, StepLines
+from scheduler_svc.core.request.events import LogLine
+from scheduler_svc.core.scheduler import Scheduler
+from tandem.engine_config import EngineConfig
+from tandem.link.batch import Batch
+from tandem.link.results import StepResult
+from tandem_embedded.observe.logs import log_asked
+from tandem_embedded.observe.metrics_writer import StepMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedStep:
+    """
+    A step whose result was applied.
+
+    Attributes:
+        port: Port of its runner.
+        batch: Its batch; an empty one stands for a command.
+        result: Its result.
+        rank: Number of the process that shares the model, or else of the runner.
+    """
+
+    port: ExecutorPort
+    batch: Batch
+    result: StepResult
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """
+    Line and numbers of one step that are yet to be told.
+
+    Attributes:
+        line: Line of the log; None if none is due.
+        numbers: Numbers for the metrics writer, by key; None if it gets none now.
+    """
+
+    line: LogLine | None
+    numbers: dict[str, float] | None
+
+
+class StepReports:
+    """Counter of steps that reports every N-th one. Owned by the thread that drives."""
+
+    def __init__(self, writer: object, interval: int) -> None:
+        """
+        Args:
+            writer: Metrics writer, as of `StepMetrics`, or None.
+            interval: Steps from one report to the next; 0 for none.
+
+        Raises:
+            InvalidConfig: As `StepMetrics`.
+        """
+        self._interval = interval
+        self._metrics = StepMetrics(writer, interval)
+        self._lines = StepLines(interval, lambda: time.strftime("%H:%M:%S"))
+
+    def note(self, step: AppliedStep, core: Scheduler, config: EngineConfig) -> Report | None:
+        """
+        Count a step; return what is to be told now, or None.
+
+        Args:
+            step: The step.
+            core: The core, whose lock is held.
+            config: Limits of each runner.
+        """
+        if not self._interval:
+            return None
+
+        def load() -> Load:
+            return Load(
+                stats=core.stats(),
+                max_requests=config.max_batch_size,
+                paused_blocks=step.port.num_paused_blocks,
+                paused_budget_blocks=step.port.paused_budget_blocks,
+            )
+
+        line = self._lines.line(step.batch, step.result, load, rank=step.rank)
+        numbers = self._metrics.note(step.result, core, config)
+        return None if line is None and numbers is None else Report(line=line, numbers=numbers)
+
+    def tell(self, report: Report) -> None:
+        """Tell what `note` returned; no lock is held, as log and writer may take their time."""
+        if report.line is not None:
+            log_asked(report.line.text)
+        if report.numbers is not None:
+            self._metrics.write(report.numbers)
