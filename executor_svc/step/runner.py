@@ -151,12 +151,13 @@ class ModelRunner:
 
         Raises:
             SessionLost: The mode is RECOMPUTE while slots are live, which would lose their KV.
+            OutOfMemory: The mode is OFFLOAD and the host has no room; nothing has changed.
         """
-        num_live = int(self._slots.live.sum())
-        if mode is KvMode.RECOMPUTE and num_live:
+        if mode is KvMode.RECOMPUTE and (num_live := int(self._slots.live.sum())):
             raise SessionLost(
                 f"suspend with RECOMPUTE while {num_live} slots are live: release them first"
             )
+        self._kv.check_suspension(mode)
         moves = mode is not KvMode.PERSIST and not self._kv.keeps_addresses
         for graphs in self._captured() if moves else ():
             graphs.drop()

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from executor_svc.memory import kv_memory
 from executor_svc.step.graphs.plan import GraphPlan
-from tandem.errors import InvalidConfig, SessionLost
+from tandem.errors import InvalidConfig, OutOfMemory, SessionLost
 from tandem.link.commands import KvMode
 from tandem.sampling_params import SamplingParams
 from tests.executor_svc.step.graphs.recorded import RecordedGraphs
@@ -168,6 +169,19 @@ class TestSuspension:
         if mode is KvMode.RECOMPUTE:
             twins.join(NOISY, GREEDY)
         assert [2, 2] == [twins.run(twins.traffic.decode()) for _ in range(2)]
+        assert 1 == twins.num_captures
+
+    def test_refused_suspension_leaves_graphs_as_they_were(self, directory, monkeypatch):
+        """
+        Where the host has no room for OFFLOAD the next decodes still run in the graphs, on the same memory.
+        """
+        twins = Twins(directory)
+        twins.join(NOISY, GREEDY)
+        monkeypatch.setattr(kv_memory, "available_bytes", lambda _device: 0)
+        with pytest.raises(OutOfMemory, match="OFFLOAD"):
+            twins.graphed.runner.suspend(KvMode.OFFLOAD)
+        assert not twins.graphed.kv.is_suspended
+        assert 2 == twins.run(twins.traffic.decode())
         assert 1 == twins.num_captures
 
     def test_memory_that_moves_unannounced_is_noticed(self, directory):
