@@ -36,7 +36,10 @@ class CudaGraphs:
         self._living: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
     def capture(self, runs: Sequence[Callable[[], None]]) -> Captured:
-        """As in `GraphDevice`; `num_bytes` is the loss of free memory on the device."""
+        """
+        As in `GraphDevice`; `num_bytes` is the loss of free memory on the device, what it holds of
+        graphs once they have been launched included.
+        """
         before = self._free_bytes()
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's own
@@ -47,6 +50,8 @@ class CudaGraphs:
             for run in runs:
                 self._warm_up(run, self._stream)
                 graphs.append(_captured(run, self._pool, self._stream))
+            for graph in graphs:
+                graph.replay()  # the first launch sends the graph to the device
         self._living.update(graphs)
         return Captured(graphs=tuple(graphs), num_bytes=max(0, before - self._free_bytes()))
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from executor_svc.memory import kv_memory
+from executor_svc.step.graphs.capture import Graphs
 from executor_svc.step.graphs.plan import GraphPlan
+from executor_svc.step.runner import ModelRunner
 from tandem.errors import InvalidConfig, OutOfMemory, SessionLost
 from tandem.link.commands import KvMode
 from tandem.sampling_params import SamplingParams
@@ -129,6 +131,34 @@ class TestSteps:
         twins.join(NOISY, FILTERED, GREEDY)
         assert [5, 5] == [twins.run(twins.traffic.decode()) for _ in range(2)]
         assert 1 == twins.num_captures
+
+
+class TestWarmUp:
+    def test_steps_run_again_after_the_last_capture(self, directory, monkeypatch):
+        """
+        Captures give back the memory that PyTorch keeps for steps, so a warm-up runs its steps before and after them, the latter in graphs; slots are empty at the end. Where nothing is captured they run once.
+        """
+        twins = Twins(directory, warm=False)
+        order = []
+        execute, capture = ModelRunner.execute, Graphs.capture
+
+        def executed(self, *given):
+            result = execute(self, *given)
+            order.append(result.graph)
+            return result
+
+        def captured(self):
+            order.append("capture")
+            return capture(self)
+
+        monkeypatch.setattr(ModelRunner, "execute", executed)
+        monkeypatch.setattr(Graphs, "capture", captured)
+        twins.graphed.runner.warm_up()
+        assert [0, 0, "capture", 0, 2] == order
+        assert not twins.graphed.runner.slots.live.any()
+        order.clear()
+        twins.eager.runner.warm_up()
+        assert [0, 0] == order
 
 
 class TestSuspension:
