@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from executor_svc.device.out_of_memory import in_one_line, is_out_of_memory
 from executor_svc.step.graphs.capture import Captured
 
 _WARM_UPS = 2
@@ -77,10 +78,37 @@ def _captured(
     run: Callable[[], None], pool: Any, stream: torch.cuda.Stream
 ) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    # Only calls of this thread may end the capture; other threads wait for earlier steps' events.
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        run()
+    before = torch.cuda.current_stream()
+    errors: list[BaseException] = []
+    try:
+        # Only calls of this thread may end the capture; other threads wait for earlier steps'
+        # events.
+        with (
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+            _noted(errors),
+        ):
+            run()
+    except BaseException as error:
+        # If the call's error has ended the capture, PyTorch raises another that tells of that
+        # alone, and leaves the thread on the stream of captures.
+        torch.cuda.set_stream(before)
+        if not errors or errors[0] is error:
+            raise
+        if is_out_of_memory(errors[0]):
+            raise errors[0] from error
+        first = f"{type(errors[0]).__name__}: {in_one_line(errors[0])}"
+        # It is worded as an error of CUDA: PyTorch's allocator still waits for the capture's end.
+        raise RuntimeError(f"CUDA error: a graph's capture was ended by {first}") from errors[0]
     return graph
+
+
+@contextmanager
+def _noted(errors: list[BaseException]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        errors.append(error)
+        raise
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from executor_svc.device.choice import is_sticky
+from executor_svc.device.out_of_memory import is_out_of_memory
 from executor_svc.step.graphs.cuda import CudaGraphs
 
 
@@ -54,7 +56,11 @@ def done(monkeypatch):
     @contextmanager
     def capturing(graph, *, pool, stream, capture_error_mode):
         found.append(f"begin in {pool}, {capture_error_mode}")
-        yield
+        try:
+            yield
+        except (torch.AcceleratorError, torch.OutOfMemoryError):
+            # PyTorch ends the capture first, and leaves the stream only if that raises nothing.
+            raise torch.AcceleratorError("CUDA error: failed during capture")  # noqa: B904  # as there
         free[0] -= 1000
         found.append("end")
 
@@ -65,7 +71,8 @@ def done(monkeypatch):
     fake = SimpleNamespace(
         Stream=lambda device: Stream(device, found),
         CUDAGraph=lambda: Graph(found, free),
-        current_stream=lambda device: "current stream",
+        current_stream=lambda device=None: "current stream",
+        set_stream=lambda stream: found.append(f"back on {stream}"),
         stream=on_stream,
         graph=capturing,
         graph_pool_handle=lambda: next(pools),
@@ -130,3 +137,34 @@ def test_failed_capture_leaves_the_collector_as_it_was(done):
         CudaGraphs(torch.device("cuda:0")).capture([run])
     assert gc.isenabled()
     assert 0 == gc.get_freeze_count()
+
+
+ENDED = "^CUDA error: a graph's capture was ended by AcceleratorError: CUDA error: not permitted$"
+FULL = "^CUDA out of memory"
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "is_lost"),
+    [
+        (torch.AcceleratorError("CUDA error: not permitted\nSearch for"), ENDED, True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), FULL, False),
+    ],
+    ids=["synchronised", "memory"],
+)
+def test_error_that_ends_a_capture_is_told_and_its_stream_left(done, error, told, is_lost):
+    """
+    Where PyTorch tells only that a capture was ended, the call's own error is told, and the thread is back on its stream. The device is lost, as PyTorch's allocator is left amid the capture, unless memory was short.
+    """
+    calls = []
+
+    def run():
+        calls.append(1)
+        if len(calls) > 2:
+            raise error
+
+    with pytest.raises(RuntimeError, match=told) as caught:
+        CudaGraphs(torch.device("cuda:0")).capture([run])
+    assert "back on current stream" == done[-1]
+    assert is_lost is is_sticky(caught.value)
+    assert is_lost is not is_out_of_memory(caught.value)
+    assert error in (caught.value, caught.value.__cause__)
