@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import triton
-
 TILE = 1024
 """Ids that a program reads at a time: 16 bytes per thread of 4 warps in two-byte types."""
 
@@ -49,13 +47,22 @@ class Cut:
     @classmethod
     def of(cls, num_rows: int, vocab_size: int) -> Cut:
         """Choose the cut for so many rows and ids; no part is longer than a row needs."""
-        tile = min(TILE, triton.next_power_of_2(vocab_size))
+        tile = min(TILE, _power_of_2(vocab_size))
         split = next((split for rows, split in SPLITS if num_rows <= rows), WIDEST_SPLIT)
-        split = min(split, triton.cdiv(vocab_size, tile) * tile)
-        return cls(tile, split, triton.cdiv(vocab_size, split))
+        split = min(split, -(-vocab_size // tile) * tile)
+        return cls(tile, split, -(-vocab_size // split))
 
     @property
     def padded_splits(self) -> int:
         """`num_splits` rounded up to a power of two, as Triton needs it."""
-        padded: int = triton.next_power_of_2(self.num_splits)
-        return padded
+        return _power_of_2(self.num_splits)
+
+
+def search_bytes(num_rows: int, vocab_size: int) -> int:
+    """Return the bytes of the keys that a search for thresholds holds beside the logits."""
+    return min(num_rows, ROWS_PER_SEARCH) * vocab_size * 4
+
+
+def _power_of_2(number: int) -> int:
+    """Round up to a power of two."""
+    return 1 << (number - 1).bit_length()
