@@ -146,6 +146,7 @@ def _load(
     """Load the model onto a device for so many runners."""
     from executor_svc.device.choice import choose_kernels  # noqa: PLC0415  # PyTorch
     from executor_svc.device.memory_probe import SharedMeter, meter_of  # noqa: PLC0415
+    from executor_svc.device.precision import warn_of_tf32  # noqa: PLC0415
     from executor_svc.memory.plan import Readings, meter_of_rank  # noqa: PLC0415
     from executor_svc.model.loader import load_model  # noqa: PLC0415
     from executor_svc.parallel.collectives import AllRanks  # noqa: PLC0415
@@ -163,6 +164,7 @@ def _load(
         model = load_model(
             model_dir, dtype=settings.dtype, device=str(device), packs=True, groups=groups or SINGLE
         )
+    warn_of_tf32(device, model.dtype)
     each = model.weight_bytes // num_runners
     return _Loaded(model, Readings(before=before, after=meter.read(), weight_bytes=each))
 
