@@ -17,6 +17,7 @@ from executor_svc.config.limits import fit_limits, may_shorten, num_slots_for
 from executor_svc.config.settings import ExecutorSettings, LoadedSettings
 from executor_svc.device.choice import choose_kernels, is_sticky, resolve_device
 from executor_svc.device.memory_probe import MemoryMeter, Reading, meter_of
+from executor_svc.device.precision import use_full_precision
 from executor_svc.device.threads import use_threads
 from executor_svc.memory.kv_memory import KvMemory, host_blocks_within, kv_bytes_per_block
 from executor_svc.memory.plan import Readings, described, meter_of_rank, plan_memory
@@ -93,6 +94,7 @@ def _load(
     use_threads(settings.num_threads, num_processes=num_here)
     device = resolve_device(settings.device)
     choose_kernels(device, settings.cpu_extension)
+    use_full_precision(device)
     meter = meter_of_rank(meters(device), device, num_here)
     before = ranks.all_of(meter.read())[groups.rank]  # until all have read, none loads
     model = load_model(

@@ -113,8 +113,9 @@ class DevicePages:
             self._memory.unmap()
 
     def take_back(self) -> None:
-        """As in `FixedMemory`."""
+        """As in `FixedMemory`; gives back what PyTorch keeps, which the driver cannot use."""
         with torch.cuda.device(self._device):
+            torch.cuda.empty_cache()
             self._memory.map()
 
 

@@ -7,9 +7,16 @@ import torch
 from tandem.errors import OutOfMemory
 from tandem.link.batch import Batch
 
-_UNTYPED = ("DefaultCPUAllocator", "Triton Error [CUDA]: out of memory")
+_UNTYPED = (
+    "DefaultCPUAllocator",
+    "Triton Error [CUDA]: out of memory",
+    "CUDA error: out of memory",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED",
+)
 """
 Message texts: PyTorch has no error type for a host out of memory, nor Triton for a device.
+PyTorch's type for a device is its allocator's alone: of what CUDA and cuBLAS allocate (graphs,
+pinned memory, modules of kernels, workspaces) it tells as of any other failed call.
 """
 
 

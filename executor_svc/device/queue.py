@@ -186,6 +186,13 @@ class _ArrivingCudaQueue:
         return _ArrivingCudaQueue(self._queue, self._copies, arrive)
 
 
+def queue_of(
+    device: torch.device, clock_ns: Callable[[], int], max_ahead: int
+) -> CudaQueue | HostQueue:
+    """Make the queue of a device; the clock is for a CPU, `max_ahead` for CUDA."""
+    return CudaQueue(device, max_ahead) if device.type == "cuda" else HostQueue(clock_ns)
+
+
 def _locked_like(tensor: Tensor) -> Tensor:
     """Allocate page-locked memory, without which the copy would wait for the device."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

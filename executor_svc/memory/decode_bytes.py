@@ -6,6 +6,7 @@ import torch
 
 from executor_svc.model.config import ModelConfig
 from kernels.paged_attention.tuning import decode_splits, decode_tuning
+from kernels.sampling.tuning import search_bytes
 from tandem.engine_config import EngineConfig
 
 RING_LINES = 8
@@ -68,13 +69,17 @@ def decode_scratch_bytes(config: ModelConfig, max_rows: int, dtype: torch.dtype)
 def graph_pool_bytes(config: ModelConfig, max_rows: int, dtype: torch.dtype) -> int:
     """
     Return the least bytes of the memory pool that captured decode steps share: those that the
-    largest, of `max_rows`, holds at once. The pool stays allocated between steps. The driver's own
-    memory for each graph is not included.
+    largest, of `max_rows`, holds at once, be it while it computes or while it draws tokens by top_k
+    and top_p. The pool stays allocated between steps. The driver's own memory for each graph is not
+    included.
     """
     if max_rows == 0:
         return 0
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     attention = config.hidden_size + 3 * heads + 2 * kv_heads
     mlp = config.hidden_size + 3 * config.intermediate_size
-    per_row = config.hidden_size + max(attention, mlp, config.vocab_size)
-    return max_rows * per_row * dtype.itemsize + decode_scratch_bytes(config, max_rows, dtype)
+    computing = max_rows * max(attention, mlp) * dtype.itemsize
+    logits = max_rows * config.vocab_size * dtype.itemsize
+    drawing = logits + search_bytes(max_rows, config.vocab_size)
+    hidden = max_rows * config.hidden_size * dtype.itemsize
+    return hidden + max(computing, drawing) + decode_scratch_bytes(config, max_rows, dtype)

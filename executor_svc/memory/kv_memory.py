@@ -24,6 +24,8 @@ from tandem.wording import GIB, gib
 UNTOUCHED_BYTES = 64 << 20
 """Size from which the C library takes new memory from the system and reuses none that was freed."""
 
+_HOST = torch.device("cpu")
+
 _HERE = {None, KvMode.PERSIST}
 """Suspension modes, None for no suspension, in which the device holds the memory."""
 
@@ -120,6 +122,7 @@ class KvMemory:
         self.layers: tuple[Tensor, ...] = tuple(tensors * times)
         self._memories = tuple(memories * times)
         self.keeps_addresses = keeps_addresses
+        self._kv_knob = kv_knob
         self._host = HostBlocks(num_host_blocks, self.layers) if num_host_blocks else None
         self._suspended: KvMode | None = None
         self._host_copies: dict[int, Tensor] = {}
@@ -155,14 +158,38 @@ class KvMemory:
         assert self._host is not None, "the slot state lets no swap through without host blocks"
         self._host.read(host, block)
 
+    def check_suspension(self, mode: KvMode) -> None:
+        """
+        Check that the host has room for what `suspend` copies to it. The system itself refuses no
+        allocation: it ends a process that writes to more memory than there is.
+
+        Raises:
+            OutOfMemory: It has not; nothing has changed.
+        """
+        if mode is not KvMode.OFFLOAD or self.is_suspended:
+            return
+        is_on_host = self.layers[0].device.type == "cpu"  # which each copied layer is given back to
+        needed = self.layers[0].nbytes if is_on_host else self.device_bytes
+        free = available_bytes(_HOST)
+        if free is not None and needed > free:
+            raise OutOfMemory(
+                f"the host has {gib(free)} GiB of free memory and not the {gib(needed)} GiB that a "
+                "suspension with OFFLOAD copies to it: suspend with PERSIST or RECOMPUTE, free "
+                f"memory of the host, or lower {self._kv_knob}"
+            )
+
     def suspend(self, mode: KvMode) -> None:
         """
         Give memory back as `mode` says; a second suspension does nothing.
 
         OFFLOAD copies and frees layer by layer, so that at most one layer is held twice.
+
+        Raises:
+            OutOfMemory: As `check_suspension`.
         """
         if self.is_suspended:
             return
+        self.check_suspension(mode)
         self._suspended = mode
         if mode is KvMode.PERSIST:
             return

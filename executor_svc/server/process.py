@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from executor_svc.server.waiting import wait_for_news
-from tandem.errors import TandemError
+from tandem.errors import InternalError, TandemError
 from tandem.process.exit_codes import EXIT_DONE, EXIT_FAILED
 from tandem.process.process_start import refuse
 from tandem.process.ready_file import write_ready_file
@@ -47,7 +47,8 @@ def serve(
         report: Called at every SIGUSR1 and after the stop.
 
     Returns:
-        The exit code; if a thread cannot be ended in order, the process exits here instead.
+        The exit code; if a thread cannot be ended in order, or after an internal error, the process
+        exits here instead.
 
     Raises:
         TandemError: The process cannot go on; the message says why.
@@ -67,8 +68,10 @@ def serve(
     if report is not None:
         report()
     if isinstance(end, TandemError):
-        if is_clean:
+        if is_clean and not isinstance(end, InternalError):
             raise end
+        # A device may be lost, with all on it that the interpreter would free.
+        is_clean = False
         exit_code = refuse(end)
     else:
         exit_code = EXIT_FAILED if server.has_abandoned_step else EXIT_DONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from executor_svc.device.out_of_memory import is_out_of_memory, step_out_of_memory
-from executor_svc.device.queue import CudaQueue, DeviceQueue, HostQueue
+from executor_svc.device.queue import DeviceQueue, queue_of
 from executor_svc.device.upload import upload
 from executor_svc.memory.decode_bytes import RING_LINES
 from executor_svc.memory.kv_memory import KvMemory
@@ -121,7 +121,7 @@ class ModelRunner:
         )
         self._slots, self._tokens = self._new_state()
         self._sampling = SlotSampling(num_slots, config.vocab_size, model.device, hook=hook)
-        self._queue = queue or _queue_of(model.device, clock_ns)
+        self._queue = queue or queue_of(model.device, clock_ns, RING_LINES)
         steps = static_steps(self._step_parts(), static_rows, graph_plan)
         self._static, self._graphs, self._mixed = steps
         self._results = stage_results(self._step_parts())
@@ -151,12 +151,13 @@ class ModelRunner:
 
         Raises:
             SessionLost: The mode is RECOMPUTE while slots are live, which would lose their KV.
+            OutOfMemory: The mode is OFFLOAD and the host has no room; nothing has changed.
         """
-        num_live = int(self._slots.live.sum())
-        if mode is KvMode.RECOMPUTE and num_live:
+        if mode is KvMode.RECOMPUTE and (num_live := int(self._slots.live.sum())):
             raise SessionLost(
                 f"suspend with RECOMPUTE while {num_live} slots are live: release them first"
             )
+        self._kv.check_suspension(mode)
         moves = mode is not KvMode.PERSIST and not self._kv.keeps_addresses
         for graphs in self._captured() if moves else ():
             graphs.drop()
@@ -259,11 +260,12 @@ class ModelRunner:
         kv_len = min(self._max_model_len, num_blocks * block_size)
         rows = self._num_slots if self._static is None else self._static.step.max_rows
         compiles = every_kind and self._model.device.type != "cpu"
-        for batch in warm_up_batches(kv_len, block_size, min(rows, num_blocks), compiles=compiles):
-            self.execute(batch, 0)
-        self._forget()
+        steps = warm_up_batches(kv_len, block_size, min(rows, num_blocks), compiles=compiles)
+        self._rehearse(steps)
         for graphs in self._captured():
             graphs.capture()
+        if self._captured():
+            self._rehearse(steps)  # a capture gives back memory that PyTorch keeps for such steps
         if self._kv.num_host_blocks:
             one = np.ones(1, np.int32)
             self._kv.swap_out(one, one)
@@ -353,6 +355,11 @@ class ModelRunner:
             shard=self._decoder.shard,
         )
 
+    def _rehearse(self, steps: Sequence[Batch]) -> None:
+        for batch in steps:
+            self.execute(batch, 0)
+        self._forget()
+
     def _forget(self) -> None:
         self._slots.reset()
         if self._static is not None:
@@ -390,9 +397,4 @@ class ModelRunner:
             self._kv.num_host_blocks,
         )
         vocab_size, device = self._model.config.vocab_size, self._model.device
-        tokens = SlotTokens(self._num_slots, self._max_model_len, vocab_size, device)
-        return slots, tokens
-
-
-def _queue_of(device: torch.device, clock_ns: Callable[[], int]) -> DeviceQueue:
-    return CudaQueue(device, RING_LINES) if device.type == "cuda" else HostQueue(clock_ns)
+        return slots, SlotTokens(self._num_slots, self._max_model_len, vocab_size, device)

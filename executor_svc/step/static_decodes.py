@@ -51,7 +51,7 @@ class StaticDecodes:
         self._tokens = tokens
         self._sampling = sampling
         self._margin_eps = margin_eps
-        self._run = run or self._run_plainly
+        self._run = run or partial(_run_plainly, step)
 
     def takes(self, batch: Batch) -> bool:
         """Tell whether every row of a batch is a decode, and the step has room for all."""
@@ -107,6 +107,11 @@ class StaticDecodes:
         self.step.launched()
         return Launched(fetch=partial(fetch_sampled, sampled), forwarded=forwarded, graph=graph)
 
-    def _run_plainly(self, num_rows: int, drawing: Drawing) -> int:
-        self.step.run(num_rows, drawing)
-        return 0
+
+def _run_plainly(step: DecodeStep, num_rows: int, drawing: Drawing) -> int:
+    """
+    Run a step eagerly. This is no method: an object that kept one of its own would refer to itself,
+    and its buffers would outlive their last user until garbage is collected.
+    """
+    step.run(num_rows, drawing)
+    return 0

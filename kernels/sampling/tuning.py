@@ -85,6 +85,11 @@ class Cut:
         return _power_of_two(self.num_splits)
 
 
+def search_bytes(num_rows: int, vocab_size: int) -> int:
+    """Return the bytes of the keys that a search for thresholds holds beside the logits."""
+    return min(num_rows, ROWS_PER_SEARCH) * vocab_size * 4
+
+
 def _power_of_two(number: int) -> int:
     """Return the smallest power of two that is at least `number`, which is positive."""
     return 1 << (number - 1).bit_length()

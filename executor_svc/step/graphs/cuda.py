@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from executor_svc.device.out_of_memory import in_one_line, is_out_of_memory
 from executor_svc.step.graphs.capture import Captured
 
 _WARM_UPS = 2
@@ -36,7 +37,10 @@ class CudaGraphs:
         self._living: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
     def capture(self, runs: Sequence[Callable[[], None]]) -> Captured:
-        """As in `GraphDevice`; `num_bytes` is the loss of free memory on the device."""
+        """
+        As in `GraphDevice`; `num_bytes` is the loss of free memory on the device, what it holds of
+        graphs once they have been launched included.
+        """
         before = self._free_bytes()
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's own
@@ -47,6 +51,8 @@ class CudaGraphs:
             for run in runs:
                 self._warm_up(run, self._stream)
                 graphs.append(_captured(run, self._pool, self._stream))
+            for graph in graphs:
+                graph.replay()  # the first launch sends the graph to the device
         self._living.update(graphs)
         return Captured(graphs=tuple(graphs), num_bytes=max(0, before - self._free_bytes()))
 
@@ -72,10 +78,37 @@ def _captured(
     run: Callable[[], None], pool: Any, stream: torch.cuda.Stream
 ) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    # Only calls of this thread may end the capture; other threads wait for earlier steps' events.
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        run()
+    before = torch.cuda.current_stream()
+    errors: list[BaseException] = []
+    try:
+        # Only calls of this thread may end the capture; other threads wait for earlier steps'
+        # events.
+        with (
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+            _noted(errors),
+        ):
+            run()
+    except BaseException as error:
+        # If the call's error has ended the capture, PyTorch raises another that tells of that
+        # alone, and leaves the thread on the stream of captures.
+        torch.cuda.set_stream(before)
+        if not errors or errors[0] is error:
+            raise
+        if is_out_of_memory(errors[0]):
+            raise errors[0] from error
+        first = f"{type(errors[0]).__name__}: {in_one_line(errors[0])}"
+        # It is worded as an error of CUDA: PyTorch's allocator still waits for the capture's end.
+        raise RuntimeError(f"CUDA error: a graph's capture was ended by {first}") from errors[0]
     return graph
+
+
+@contextmanager
+def _noted(errors: list[BaseException]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        errors.append(error)
+        raise
 
 
 @contextmanager

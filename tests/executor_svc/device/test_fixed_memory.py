@@ -15,7 +15,7 @@ import torch
 
 from executor_svc.config.settings import load_settings
 from executor_svc.device import fixed_memory as module
-from executor_svc.device.fixed_memory import fixed_memory
+from executor_svc.device.fixed_memory import DevicePages, fixed_memory
 from executor_svc.device.virtual_memory import CudaVirtualMemory, DriverLibrary
 from executor_svc.engine import load_engine
 from tandem.errors import InternalError, InvalidConfig, OutOfMemory
@@ -156,6 +156,21 @@ class TestOnADevice:
             ("map", ADDRESS, size, 102),
             ("access", ADDRESS, size),
         ] == driver.calls
+
+    def test_what_pytorch_keeps_is_given_back_before_memory_is_taken(self, monkeypatch, driver):
+        """
+        Memory that steps used meanwhile, and that PyTorch keeps for others, is free for the driver when pages are taken back.
+        """
+        monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: driver.calls.append(("emptied",)))
+        monkeypatch.setattr(torch, "as_tensor", lambda *_, device: torch.empty(1))
+        pages = DevicePages(GRANULARITY, torch.device("cuda", 0), DriverLibrary(driver))
+        pages.give_back()
+        driver.calls.clear()
+        pages.take_back()
+        assert [("emptied",), ("create", GRANULARITY)] == driver.calls[:2]
 
     @pytest.mark.slow
     @pytest.mark.parametrize("is_mapped", [True, False], ids=["mapped", "given-back"])

@@ -8,12 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from executor_svc.device.choice import is_sticky
 from executor_svc.device.out_of_memory import is_out_of_memory
 from tandem.errors import OutOfMemory
 from tests.executor_svc.stepping import Bench, Row, batch
 
 Zoo = Callable[[str], Path]
 PETABYTE = 2**50
+
+REFUSED = (
+    "CUDA error: out of memory",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+)
+"""Messages in which PyTorch tells of memory that CUDA could not allocate."""
 
 
 @pytest.fixture
@@ -95,3 +102,16 @@ class TestAdvice:
         assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
         assert is_out_of_memory(MemoryError())
         assert not is_out_of_memory(ValueError("DefaultCPUAllocator"))
+
+    @pytest.mark.parametrize("text", REFUSED)
+    def test_memory_that_cuda_refuses_beside_the_allocator_is_no_lost_device(self, text: str):
+        """
+        Graphs, pinned memory and libraries of CUDA that get no memory are out of memory, as tensors are, and leave the device usable; other failed calls lose it.
+        """
+        error = torch.AcceleratorError(f"{text}\nSearch for the error")
+        assert not isinstance(error, torch.OutOfMemoryError)
+        assert is_out_of_memory(error)
+        assert not is_sticky(error)
+        lost = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+        assert not is_out_of_memory(lost)
+        assert is_sticky(lost)

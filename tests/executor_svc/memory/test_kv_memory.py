@@ -199,3 +199,30 @@ class TestSuspension:
         kv.resume()
         kv.resume()
         assert torch.equal(before, kv.layers[0])
+
+    @pytest.mark.parametrize(
+        ("device", "num_layers"), [("meta", 3), ("cpu", 1)], ids=["device", "host"]
+    )
+    def test_offload_that_the_host_has_no_room_for_is_refused(
+        self, monkeypatch: pytest.MonkeyPatch, device: str, num_layers: int
+    ):
+        """
+        OFFLOAD of more than the host's free memory is refused before anything is given back: all layers of a device, and of the host itself one, as each is freed once it is copied. Other modes need none.
+        """
+        kv = KvMemory(SMALL, 6, 4, torch.bfloat16, torch.device(device), kv_knob="buffer_size_gb")
+        held, asked = kv.device_bytes, []
+
+        def free(where: torch.device) -> int:
+            asked.append(where)
+            return num_layers * kv.layers[0].nbytes - 1
+
+        monkeypatch.setattr(kv_memory, "available_bytes", free)
+        with pytest.raises(OutOfMemory, match=r"PERSIST or RECOMPUTE.* buffer_size_gb"):
+            kv.suspend(KvMode.OFFLOAD)
+        assert not kv.is_suspended
+        assert held == kv.device_bytes
+        assert [CPU] == asked
+        kv.check_suspension(KvMode.RECOMPUTE)
+        kv.suspend(KvMode.PERSIST)
+        kv.check_suspension(KvMode.OFFLOAD)
+        assert [CPU] == asked

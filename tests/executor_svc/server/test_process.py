@@ -80,6 +80,25 @@ sys.exit(main(sys.argv[1:]))
 """Program of a process with an orderly stop that never ends, as with a step that hangs."""
 
 
+FAILED_SERVER = """
+import atexit, sys
+from executor_svc.server.process import serve
+from tandem.errors import InternalError, InvalidConfig
+from tandem.process.process_start import run_or_refuse
+class Server:
+    address, has_abandoned_step = "127.0.0.1:1", False
+    def __init__(self, on_fatal):
+        self.load = lambda: on_fatal({error})
+    def listen(self, address):
+        pass
+    def stop(self, grace_s):
+        return True
+atexit.register(print, "TORN DOWN", file=sys.stderr)
+sys.exit(run_or_refuse(lambda: serve(Server, listen="", ready_file=None, stop_grace_s=None)))
+"""
+"""Program of a process with a server that fails once it is loaded, and stops in good order."""
+
+
 def refused(log: str) -> tuple[int, str]:
     """Return the exit code and the printed lines that are no log events."""
     lines = [line for line in log.splitlines() if not line.startswith("{")]
@@ -284,3 +303,24 @@ class TestSignals:
         process.send_signal(signal.SIGTERM)
         _, log = process.communicate(timeout=PROCESS_DEADLINE_S)
         assert (1, "GRACE 3.0\n") == (process.returncode, log)
+
+    @pytest.mark.parametrize(
+        ("error", "code", "lines"),
+        [
+            ("InternalError('lost')", 1, ["INTERNAL: lost"]),
+            ("InvalidConfig('too few')", 2, ["INVALID_CONFIG: too few", "TORN DOWN"]),
+        ],
+    )
+    def test_nothing_is_torn_down_after_an_internal_error(self, error, code, lines):
+        """
+        An internal error, such as a lost device's, ends the process at once with its line and code: what else the interpreter would free on that device could end it with another. Refusals end in good order.
+        """
+        done = subprocess.run(
+            [sys.executable, "-c", FAILED_SERVER.format(error=error)],
+            env=clean_environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PROCESS_DEADLINE_S,
+            check=False,
+        )
+        assert (code, lines) == (done.returncode, done.stderr.splitlines())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from executor_svc.memory.decode_bytes import decode_scratch_bytes, static_step_b
 from executor_svc.memory.kv_memory import KvMemory
 from executor_svc.model.decoder import Decoder
 from executor_svc.model.loader import load_model
+from executor_svc.step import heaviest_steps
 from executor_svc.step.heaviest_steps import measure_activations
 from executor_svc.step.runner import ModelRunner
 from tandem.engine_config import EngineConfig
@@ -69,6 +72,15 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     return seen
 
 
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Turn off the collector of reference cycles: what is in one is not freed meanwhile."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 class TestHeaviestSteps:
     @given(rows=st.integers(1, 40), tokens=st.integers(1, 4000), longest=st.integers(1, 900))
     def test_prompts_fill_the_step(self, rows: int, tokens: int, longest: int):
@@ -101,6 +113,26 @@ class TestHeaviestSteps:
         assert [60] * 5 == decode.row_start.tolist()
         assert prefill.row_flags.all()
         assert decode.row_flags.all()
+
+    def test_nothing_that_was_measured_with_outlives_the_measurement(
+        self, zoo: Zoo, monkeypatch: pytest.MonkeyPatch, uncollected: None
+    ):
+        """
+        The scratch cache and the runner's buffers are freed at once, static steps' as well, so that what is read next on the device has room for the KV.
+        """
+        model = load_model(zoo("llama_mha"), dtype="float32", device="cpu")
+        limits = EngineConfig(max_batch_size=4, max_total_tokens=100, max_model_len=61)
+        monkeypatch.setattr(heaviest_steps, "static_rows", lambda *_: 4)
+        scratch: list[weakref.ref[torch.Tensor]] = []
+        build = KvMemory.__init__
+
+        def spy(self: KvMemory, *args: object, **kwargs: object) -> None:
+            build(self, *args, **kwargs)
+            scratch.append(weakref.ref(self.layers[0]))
+
+        monkeypatch.setattr(KvMemory, "__init__", spy)
+        measure_activations(model, limits, CountingMeter(), num_slots=8)
+        assert [None] == [layer() for layer in scratch]
 
     def test_step_that_does_not_fit_is_refused_before_kv(
         self, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
@@ -283,6 +315,7 @@ from executor_svc.config.settings import load_settings
 from executor_svc.engine import load_engine
 from executor_svc.device.memory_probe import HostMeter, Reading
 from executor_svc.memory.activations import prompt_lengths
+from executor_svc.step import heaviest_steps
 from executor_svc.step.heaviest_steps import _decode, _prefill
 from executor_svc.config.limits import fit_limits
 

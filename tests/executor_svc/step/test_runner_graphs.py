@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from executor_svc.memory import kv_memory
+from executor_svc.step.graphs.capture import Graphs
 from executor_svc.step.graphs.plan import GraphPlan
-from tandem.errors import InvalidConfig, SessionLost
+from executor_svc.step.runner import ModelRunner
+from tandem.errors import InvalidConfig, OutOfMemory, SessionLost
 from tandem.link.commands import KvMode
 from tandem.sampling_params import SamplingParams
 from tests.executor_svc.step.graphs.recorded import RecordedGraphs
@@ -130,6 +133,34 @@ class TestSteps:
         assert 1 == twins.num_captures
 
 
+class TestWarmUp:
+    def test_steps_run_again_after_the_last_capture(self, directory, monkeypatch):
+        """
+        Captures give back the memory that PyTorch keeps for steps, so a warm-up runs its steps before and after them, the latter in graphs; slots are empty at the end. Where nothing is captured they run once.
+        """
+        twins = Twins(directory, warm=False)
+        order = []
+        execute, capture = ModelRunner.execute, Graphs.capture
+
+        def executed(self, *given):
+            result = execute(self, *given)
+            order.append(result.graph)
+            return result
+
+        def captured(self):
+            order.append("capture")
+            return capture(self)
+
+        monkeypatch.setattr(ModelRunner, "execute", executed)
+        monkeypatch.setattr(Graphs, "capture", captured)
+        twins.graphed.runner.warm_up()
+        assert [0, 0, "capture", 0, 2] == order
+        assert not twins.graphed.runner.slots.live.any()
+        order.clear()
+        twins.eager.runner.warm_up()
+        assert [0, 0] == order
+
+
 class TestSuspension:
     @pytest.mark.parametrize(("mode", "num_captures"), [(KvMode.PERSIST, 1), (KvMode.OFFLOAD, 2)])
     def test_sequences_go_on_after_it(self, directory, mode, num_captures):
@@ -168,6 +199,19 @@ class TestSuspension:
         if mode is KvMode.RECOMPUTE:
             twins.join(NOISY, GREEDY)
         assert [2, 2] == [twins.run(twins.traffic.decode()) for _ in range(2)]
+        assert 1 == twins.num_captures
+
+    def test_refused_suspension_leaves_graphs_as_they_were(self, directory, monkeypatch):
+        """
+        Where the host has no room for OFFLOAD the next decodes still run in the graphs, on the same memory.
+        """
+        twins = Twins(directory)
+        twins.join(NOISY, GREEDY)
+        monkeypatch.setattr(kv_memory, "available_bytes", lambda _device: 0)
+        with pytest.raises(OutOfMemory, match="OFFLOAD"):
+            twins.graphed.runner.suspend(KvMode.OFFLOAD)
+        assert not twins.graphed.kv.is_suspended
+        assert 2 == twins.run(twins.traffic.decode())
         assert 1 == twins.num_captures
 
     def test_memory_that_moves_unannounced_is_noticed(self, directory):

@@ -20,6 +20,7 @@ from tandem_embedded.errors import (
 from tandem_embedded.facade.batches import BatchReader, ExecutionBatch, ExecutionOutput
 from tandem_embedded.loading.runners import RunnerSettings, load_backends
 from tandem_embedded.observe.logs import quiet_unless_configured
+from tandem_embedded.parallel.devices import on_device
 from tandem_embedded.settings import check_config, model_directory
 
 
@@ -91,7 +92,7 @@ class ModelExecutor:
             EngineMemoryError or ExecutionError: The step failed; `Scheduler.reset` starts over.
         """
         delta = self._delta(batch)
-        with engine_errors():
+        with engine_errors(), on_device(self.backend.device):
             return self._output(batch, self.backend.runner.execute(delta, self._num_steps))
 
     def capture_decode_graph(self, batch_size: int) -> None:
@@ -102,7 +103,7 @@ class ModelExecutor:
             ConfigError: The device has no graphs, or no step has so many sequences.
         """
         runner = self._capturing_runner()
-        with engine_errors():
+        with engine_errors(), on_device(self.backend.device):
             runner.capture_decode_graph(batch_size)
 
     def execute_graph(self, batch: ExecutionBatch) -> ExecutionOutput:
@@ -119,7 +120,7 @@ class ModelExecutor:
             raise ExecutionError(
                 "No CUDA graph captured", reason="INVALID_PARAMETER", field="batch"
             )
-        with engine_errors():
+        with engine_errors(), on_device(self.backend.device):
             return self._output(batch, runner.execute(delta, self._num_steps))
 
     def _capturing_runner(self) -> _CapturingRunner:
@@ -133,7 +134,8 @@ class ModelExecutor:
 
     def reset(self) -> None:
         """Clear all sequences after a step that failed; call `Scheduler.reset` as well."""
-        self.backend.runner.reset()
+        with on_device(self.backend.device):
+            self.backend.runner.reset()
 
     def _delta(self, batch: ExecutionBatch) -> Batch:
         if batch.delta is None and not batch.is_empty:

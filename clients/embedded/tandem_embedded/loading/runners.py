@@ -6,7 +6,6 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,11 +16,9 @@ from tandem.errors import InvalidConfig
 from tandem.sampling_params import params_with_defaults
 from tandem_embedded.backend import Backend
 from tandem_embedded.metadata import RequestMetadata
-from tandem_embedded.parallel.devices import devices_of
+from tandem_embedded.parallel.devices import devices_of, on_device
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     import torch
 
     from executor_svc.memory.kv_memory import KvMemory
@@ -149,6 +146,7 @@ def _load(
     """Load the model onto a device for so many runners."""
     from executor_svc.device.choice import choose_kernels  # noqa: PLC0415  # PyTorch
     from executor_svc.device.memory_probe import SharedMeter, meter_of  # noqa: PLC0415
+    from executor_svc.device.precision import warn_of_tf32  # noqa: PLC0415
     from executor_svc.memory.plan import Readings, meter_of_rank  # noqa: PLC0415
     from executor_svc.model.loader import load_model  # noqa: PLC0415
     from executor_svc.parallel.collectives import AllRanks  # noqa: PLC0415
@@ -162,10 +160,11 @@ def _load(
         meter = SharedMeter(meter, num_runners)
     # Until all ranks have read, none loads.
     before = ranks.all_of(meter.read())[0 if groups is None else groups.rank]
-    with _on(device):
+    with on_device(str(device)):
         model = load_model(
             model_dir, dtype=settings.dtype, device=str(device), packs=True, groups=groups or SINGLE
         )
+    warn_of_tf32(device, model.dtype)
     each = model.weight_bytes // num_runners
     return _Loaded(model, Readings(before=before, after=meter.read(), weight_bytes=each))
 
@@ -173,7 +172,7 @@ def _load(
 def _backend(
     model: LoadedModel, config: EngineConfig, settings: RunnerSettings, kv_knob: str
 ) -> Backend:
-    with _on(model.device):
+    with on_device(str(model.device)):
         kv = _allocate(model, config, settings.swap_space_gb, kv_knob)
         runner = _runner(model, kv, config, settings)
     return Backend(
@@ -241,10 +240,3 @@ def _runner(
     if is_gpu:
         runner.warm_up()
     return runner
-
-
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Let kernels of this thread run on a device meanwhile."""
-    import torch  # noqa: PLC0415  # PyTorch
-
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from tandem.errors import InvalidConfig
@@ -57,3 +58,16 @@ def devices_of(
         return [torch.device("cuda", torch.cuda.current_device())]
     count = torch.cuda.device_count()
     return [torch.device("cuda", number % count) for number in range(num_runners)]
+
+
+def on_device(device: str) -> AbstractContextManager[object]:
+    """
+    Return a context in which kernels of this thread run on a device, whichever thread it is.
+
+    PyTorch's operations go by their tensors; Triton launches on the thread's current device.
+    """
+    if not device.startswith("cuda"):
+        return nullcontext()
+    import torch  # noqa: PLC0415  # the backend has imported it
+
+    return torch.cuda.device(device)

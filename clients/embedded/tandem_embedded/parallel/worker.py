@@ -15,6 +15,7 @@ from tandem.link.batch import Batch
 from tandem.link.commands import KvMode
 from tandem.link.results import StepResult
 from tandem_embedded.backend import Backend, LaunchingRunner
+from tandem_embedded.parallel.devices import on_device
 from tandem_embedded.parallel.under_way import Computing, Launched, StepUnderWay
 
 _Given = ParamSpec("_Given")
@@ -61,7 +62,7 @@ class Worker:
         self._launching = _launching(backend, is_alone=is_alone)
         """The runner again if it launches steps; else None."""
         self._on_done = on_done
-        self._thread = _inline(backend.device) if is_alone else _thread(port.number, backend.device)
+        self._thread = _Inline(backend.device) if is_alone else _thread(port.number, backend.device)
         self._planned: tuple[Batch, int] | None = None
         self._under_way: deque[tuple[Batch, StepUnderWay]] = deque()
         self._num_ahead = 0
@@ -198,7 +199,7 @@ class Worker:
 
     def _launched(self, runner: LaunchingRunner, batch: Batch, state_hash: int) -> StepUnderWay:
         try:
-            collect = runner.launch(batch, self.num_steps)
+            collect = self._thread.submit(runner.launch, batch, self.num_steps).result()
             self._check_hash(state_hash, self.num_steps)
         except Exception as error:  # noqa: BLE001  # raised again where its result is asked for
             self._has_failed = True
@@ -245,22 +246,22 @@ def _fail(error: Exception) -> StepResult:
 
 
 class _Inline(Executor):
-    """Computes at once, on the thread that submits."""
+    """Computes at once, on the thread that submits, of which there may be several."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
 
     def submit(
         self, fn: Callable[_Given, _Result], /, *args: _Given.args, **kwargs: _Given.kwargs
     ) -> Future[_Result]:
         future: Future[_Result] = Future()
         try:
-            future.set_result(fn(*args, **kwargs))
+            with on_device(self._device):
+                result = fn(*args, **kwargs)
+            future.set_result(result)
         except Exception as error:  # noqa: BLE001  # raised again by `Future.result`
             future.set_exception(error)
         return future
-
-
-def _inline(device: str) -> Executor:
-    _use_device(device)
-    return _Inline()
 
 
 def _thread(number: int, device: str) -> Executor:

@@ -9,7 +9,7 @@ import structlog
 import torch
 
 from executor_svc.step.graphs.capture import Graphs
-from tandem.errors import InternalError
+from tandem.errors import InternalError, OutOfMemory
 from tests.executor_svc.step.graphs.recorded import RecordedGraphs
 
 
@@ -26,6 +26,14 @@ class Steps:
     def run(self, size):
         self.done.append(size)
         self.numbers[:size].add_(1)
+
+
+class FullDevice(RecordedGraphs):
+    """A device without memory for graphs."""
+
+    def capture(self, runs):
+        super().capture(runs)
+        raise torch.AcceleratorError("CUDA error: out of memory\nSearch for the error")
 
 
 @pytest.fixture
@@ -117,3 +125,14 @@ class TestGraphs:
         graphs.replay(3)
         graphs.capture()
         assert (8, 4, 2, 3) == graphs.keys
+
+    def test_graphs_that_do_not_fit_are_out_of_memory(self, steps):
+        """
+        A device that has no memory for a graph, which CUDA tells as of any failed call, is named with the settings that make graphs fewer; nothing is captured.
+        """
+        graphs = Graphs(FullDevice(), [8, 4], steps.run, forget=steps.forget)
+        with pytest.raises(OutOfMemory, match="lower num_cuda_graphs or max_batch_size") as caught:
+            graphs.capture()
+        assert "CUDA error: out of memory" in caught.value.message
+        assert "\n" not in caught.value.message
+        assert () == graphs.keys

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from executor_svc.device.choice import is_sticky
+from executor_svc.device.out_of_memory import is_out_of_memory
 from executor_svc.step.graphs.cuda import CudaGraphs
 
 
@@ -29,16 +31,18 @@ class Stream:
 class Graph:
     """A captured graph; notes its replays."""
 
-    def __init__(self, done):
+    def __init__(self, done, free):
         self._done = done
+        self._free = free
 
     def replay(self):
         self._done.append("replay")
+        self._free[0] -= 100
 
 
 @pytest.fixture
 def done(monkeypatch):
-    """Calls that the fake device got, in order; free memory falls by 1,000 bytes per graph."""
+    """Calls that the fake device got, in order; free memory falls by 1,000 bytes per graph, and 100 per launch."""
     found = []
     free = [10_000]
     pools = iter(["pool 1", "pool 2", "pool 3"])
@@ -52,7 +56,11 @@ def done(monkeypatch):
     @contextmanager
     def capturing(graph, *, pool, stream, capture_error_mode):
         found.append(f"begin in {pool}, {capture_error_mode}")
-        yield
+        try:
+            yield
+        except (torch.AcceleratorError, torch.OutOfMemoryError):
+            # PyTorch ends the capture first, and leaves the stream only if that raises nothing.
+            raise torch.AcceleratorError("CUDA error: failed during capture")  # noqa: B904  # as there
         free[0] -= 1000
         found.append("end")
 
@@ -62,8 +70,9 @@ def done(monkeypatch):
 
     fake = SimpleNamespace(
         Stream=lambda device: Stream(device, found),
-        CUDAGraph=lambda: Graph(found),
-        current_stream=lambda device: "current stream",
+        CUDAGraph=lambda: Graph(found, free),
+        current_stream=lambda device=None: "current stream",
+        set_stream=lambda stream: found.append(f"back on {stream}"),
         stream=on_stream,
         graph=capturing,
         graph_pool_handle=lambda: next(pools),
@@ -89,6 +98,7 @@ def test_each_call_is_warmed_up_twice_and_then_captured(done):
     """
     A call runs twice on the stream that it is captured on, which waits for what was there before;
     nothing is collected from the first call to the last, and only this thread can end a capture.
+    Each graph is launched once at the end, before the memory that it takes is told.
     """
     graphs = CudaGraphs(torch.device("cuda:0"))
     captured = graphs.capture([noting(done, "large"), noting(done, "small")])
@@ -96,9 +106,9 @@ def test_each_call_is_warmed_up_twice_and_then_captured(done):
     for name in ("large", "small"):
         expected += ["wait for current stream", "on stream", name, name, "off stream"]
         expected += ["synchronize", "begin in pool 1, thread_local", name, "end"]
-    assert expected == done
+    assert [*expected, "replay", "replay"] == done
     assert gc.isenabled()
-    assert (2, 2000) == (len(captured.graphs), captured.num_bytes)
+    assert (2, 2200) == (len(captured.graphs), captured.num_bytes)
 
 
 @pytest.mark.slow
@@ -127,3 +137,34 @@ def test_failed_capture_leaves_the_collector_as_it_was(done):
         CudaGraphs(torch.device("cuda:0")).capture([run])
     assert gc.isenabled()
     assert 0 == gc.get_freeze_count()
+
+
+ENDED = "^CUDA error: a graph's capture was ended by AcceleratorError: CUDA error: not permitted$"
+FULL = "^CUDA out of memory"
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "is_lost"),
+    [
+        (torch.AcceleratorError("CUDA error: not permitted\nSearch for"), ENDED, True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), FULL, False),
+    ],
+    ids=["synchronised", "memory"],
+)
+def test_error_that_ends_a_capture_is_told_and_its_stream_left(done, error, told, is_lost):
+    """
+    Where PyTorch tells only that a capture was ended, the call's own error is told, and the thread is back on its stream. The device is lost, as PyTorch's allocator is left amid the capture, unless memory was short.
+    """
+    calls = []
+
+    def run():
+        calls.append(1)
+        if len(calls) > 2:
+            raise error
+
+    with pytest.raises(RuntimeError, match=told) as caught:
+        CudaGraphs(torch.device("cuda:0")).capture([run])
+    assert "back on current stream" == done[-1]
+    assert is_lost is is_sticky(caught.value)
+    assert is_lost is not is_out_of_memory(caught.value)
+    assert error in (caught.value, caught.value.__cause__)

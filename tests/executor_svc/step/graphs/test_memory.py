@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,16 @@ def test_estimate_is_no_more_than_all_that_a_step_allocates(zoo: Zoo):
     estimated = graph_pool_bytes(config, 6, torch.float32)
     logits = 6 * config.vocab_size * 4
     assert logits < estimated < report.num_bytes
+
+
+@pytest.mark.parametrize(("rows", "searched"), [(16, 16), (300, 256)])
+def test_pool_has_room_for_the_search_of_thresholds(zoo: Zoo, rows: int, searched: int):
+    """
+    A graph that draws by top_k or top_p holds four bytes per id beside its logits, of as many rows as are searched together.
+    """
+    config = replace(read_model_config(zoo("llama_mha")), vocab_size=151936)
+    logits = rows * config.vocab_size * 2
+    keys = searched * config.vocab_size * 4
+    assert logits + keys < graph_pool_bytes(config, rows, torch.bfloat16)
+    other = graph_pool_bytes(replace(config, vocab_size=151937), rows, torch.bfloat16)
+    assert rows * 2 + searched * 4 == other - graph_pool_bytes(config, rows, torch.bfloat16)
