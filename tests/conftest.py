@@ -24,6 +24,9 @@ settings.load_profile("any time")
 # tensors gain nothing from more threads, and cores are few.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Processes that tests start buffer what they print, as users' do.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 LoggerProxy = type(structlog.get_logger())
 
 

@@ -70,7 +70,7 @@ def groups_on_gpu(folder: Path) -> list[Group]:
     Args:
         folder: Where parts keep models that more than one needs.
     """
-    # What is slow in the interpreter takes a device no longer than its compilation.
+    # Tests that are slow in the interpreter take a device no longer than their compilation.
     kernel_tests = _tests("tests/kernels/triton", "", limit_s=300)
     return [
         Group(

@@ -210,7 +210,17 @@ def main() -> None:
     # Before the command is loaded there is nothing to clean up, and Ctrl-C just ends the process.
     command.on_loaded = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
     _prepare_streams()
-    command(prog_name="tandem")
+    try:
+        command(prog_name="tandem")
+    except OSError as error:  # of help and the version; commands have their own words
+        from tandem_client.cli.shared.failures import (  # noqa: PLC0415  # rarely used
+            cannot_write,
+            unwritten,
+        )
+
+        if not cannot_write(error):
+            raise
+        sys.exit(unwritten(error).exit_code)
 
 
 def _prepare_streams() -> None:

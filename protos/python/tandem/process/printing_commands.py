@@ -48,10 +48,10 @@ def run_printing(name: str, command: Callable[[], int]) -> int:
         _pass_signals_over()
         raise
     except BrokenPipeError:
-        _forget_output()
+        forget_output()
         return EXIT_FAILED
     except OSError as error:
-        _forget_output()
+        forget_output()
         what = f"{error.filename}: " if error.filename else "cannot write the output: "
         sys.stderr.write(f"{name}: {what}{error.strerror or error}\n")
         return EXIT_FAILED
@@ -140,6 +140,6 @@ def _pass_over(_number: int, _frame: FrameType | None) -> None:
     """
 
 
-def _forget_output() -> None:
+def forget_output() -> None:
     """Point stdout at /dev/null, as Python writes its buffer at exit and would fail once more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

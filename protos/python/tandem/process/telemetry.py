@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 import threading
 from collections.abc import Mapping
-from typing import TextIO
+from typing import Any, TextIO
 
 import structlog
 from structlog.typing import EventDict
@@ -57,7 +58,7 @@ def configure_logging(level: str, log_format: str) -> None:
         renderer = structlog.processors.JSONRenderer()
     else:
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    lines = LineLogger(sys.stderr)
+    lines = LineLogger(_unbuffered(sys.stderr))
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -71,6 +72,21 @@ def configure_logging(level: str, log_format: str) -> None:
         logger_factory=lambda *_: lines,
         cache_logger_on_first_use=True,
     )
+
+
+def _unbuffered(file: TextIO) -> TextIO:
+    """
+    Return a writer to a file's descriptor that keeps nothing that it could not write; the file
+    itself where it has no descriptor.
+
+    A buffer would keep lines that were counted as dropped, and fail once more when Python flushes
+    it at its end, with an exit code of 120.
+    """
+    try:
+        raw: Any = io.FileIO(file.fileno(), "w", closefd=False)
+    except OSError:  # a replacement in memory
+        return file
+    return io.TextIOWrapper(raw, encoding=file.encoding, errors=file.errors, write_through=True)
 
 
 def log_worded(

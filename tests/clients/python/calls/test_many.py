@@ -23,6 +23,7 @@ from tandem_client import (
 from tandem_client.many.threads import in_threads
 from tandem_client.streams.stream import GenerationStream
 from tests.clients.python.fake_server import ANSWER, PATIENCE_S, Act
+from tests.waiting import wait_until
 
 PROMPTS = [f"prompt {number}" for number in range(20)]
 
@@ -126,8 +127,14 @@ class TestCancellation:
         Leaving a loop over the outcomes ends the requests that run, and starts no other.
         """
         server.play(Act(), Act(num_tokens=2, hang=True))
+
+        def first_alone():
+            yield PROMPTS[0]
+            wait_until(lambda: server.seen.generate, "the first request, which gets the first act")
+            yield from PROMPTS[1:]
+
         with Client(server.address) as client:
-            for outcome in client.generate_many(PROMPTS, concurrency=2):
+            for outcome in client.generate_many(first_alone(), concurrency=2):
                 assert ANSWER == outcome.text
                 assert server.seen.hanging.wait(PATIENCE_S)
                 break

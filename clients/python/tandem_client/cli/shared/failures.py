@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import typer
 
 from tandem.error_codes import DeadlineExceeded
 from tandem.errors import InvalidConfig, InvalidModel, ModelChanged, OutOfMemory, TandemError
+from tandem.process.printing_commands import forget_output
 from tandem.status import PeerUnavailable
 from tandem_client.channel import ChannelOptions
 from tandem_client.cli.shared.exit_codes import EXIT_CODES_HELP, ExitCode
@@ -100,9 +100,22 @@ def describe(error: TandemError, address: str | None = None, *, is_encrypted: bo
 
 def fail(line: str, code: ExitCode = ExitCode.FAILED) -> typer.Exit:
     """Print a line to stderr, and return the exception for the caller to raise."""
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except OSError:  # of what was printed before; the line tells more
+        forget_output()
     remark(f"tandem: {line}", is_dim=False)
     return typer.Exit(int(code))
+
+
+def cannot_write(error: OSError) -> bool:
+    """Tell whether an error is that of output that its device does not take."""
+    return error.filename is None and error.errno in _CANNOT_WRITE
+
+
+def unwritten(error: OSError) -> typer.Exit:
+    """Tell that the output cannot be written, and return the exception for the caller to raise."""
+    return fail(f"cannot write the output: {error.strerror or error}", ExitCode.FAILED)
 
 
 def signal_name(number: int) -> str:
@@ -129,13 +142,11 @@ def readable_errors(command: Callable[Arguments, None]) -> Callable[Arguments, N
         except KeyboardInterrupt:
             raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
         except BrokenPipeError:
-            # The reader of our output has closed it. Python would fail again at its final flush.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            forget_output()
             raise typer.Exit(int(ExitCode.FAILED)) from None
         except OSError as error:
-            if error.filename is None and error.errno in _CANNOT_WRITE:
-                why = error.strerror or error
-                raise fail(f"cannot write the output: {why}", ExitCode.FAILED) from None
+            if cannot_write(error):
+                raise unwritten(error) from None
             what = f"{error.filename}: " if error.filename else ""
             raise fail(f"{what}{error.strerror or error}", ExitCode.USAGE) from None
 

@@ -53,6 +53,15 @@ class TestOutput:
         )
         assert "Traceback" not in errors
 
+    @pytest.mark.parametrize("command", ["--version", "--help", "top --help"])
+    def test_full_disk_is_one_line_for_help(self, command):
+        """
+        Texts that no server is asked for end in the same way on a full disk.
+        """
+        with FULL.open("wb") as full:
+            code, _, errors = ran(*command.split(), stdout=full)
+        assert (1, "tandem: cannot write the output: No space left on device\n") == (code, errors)
+
     @pytest.mark.slow
     @pytest.mark.parametrize(
         "command", ["top --once --json", "requests", "requests first", "top --once"]
