@@ -127,7 +127,7 @@ def _load(
         graph_plan=plan_graphs(loaded, limits, device) if groups.world is None else None,
     )
     started = time.monotonic()
-    runner.warm_up()
+    runner.warm_up(max_step_tokens=limits.max_total_tokens)
     _log.info("warmed_up", seconds=round(time.monotonic() - started, 3))
     return Engine(
         runner=runner,

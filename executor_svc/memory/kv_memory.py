@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -157,6 +158,13 @@ class KvMemory:
         """Copy host blocks to device blocks, ``[N]`` each; there must be host blocks."""
         assert self._host is not None, "the slot state lets no swap through without host blocks"
         self._host.read(host, block)
+
+    def warm_up(self) -> None:
+        """Swap a block out and in, where there are host blocks: the first copies take longer."""
+        if self.num_host_blocks:
+            one = np.ones(1, np.int32)
+            self.swap_out(one, one)
+            self.swap_in(one, one)
 
     def check_suspension(self, mode: KvMode) -> None:
         """

@@ -146,6 +146,10 @@ class Decoder:
             self._link.send_hidden(hidden)
         return hidden
 
+    def no_hidden_states(self) -> Tensor:
+        """Return the hidden states of a step without rows: ``[0, hidden_size]``."""
+        return self._rotations.new_empty((0, self._config.hidden_size), dtype=self._model.dtype)
+
     def project(self, hidden: Tensor) -> Tensor:
         """
         Apply the final norm and the output projection to some rows: ``[R, hidden_size]`` to

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import numpy as np
 import structlog
 import torch
 from torch import Tensor
@@ -250,26 +249,26 @@ class ModelRunner:
             return False
         return self._graphs.size_for(len(batch.row_slot)) is not None
 
-    def warm_up(self, *, every_kind: bool = True) -> None:
+    def warm_up(self, *, every_kind: bool = True, max_step_tokens: int = 0) -> None:
         """
-        Run steps of typical shapes once and capture graphs, so that the first request need not wait
-        for it; all slots are forgotten afterwards. With `every_kind`, features that few requests
-        use are run too, which on a GPU compiles kernels for a while.
+        Run steps of typical shapes once and capture graphs, so that no request waits for it; all
+        slots are forgotten afterwards. `max_step_tokens` bounds the tokens of a step. With
+        `every_kind`, features that few requests use are run too, which compiles kernels on a GPU.
         """
         block_size, num_blocks = self._kv.block_size, self._kv.num_blocks
         kv_len = min(self._max_model_len, num_blocks * block_size)
         rows = self._num_slots if self._static is None else self._static.step.max_rows
         compiles = every_kind and self._model.device.type != "cpu"
-        steps = warm_up_batches(kv_len, block_size, min(rows, num_blocks), compiles=compiles)
+        rows, tokens = min(rows, num_blocks), max_step_tokens * self._shape.batch_invariant
+        steps = warm_up_batches(
+            kv_len, block_size, rows, compiles=compiles, invariant_tokens=tokens
+        )
         self._rehearse(steps)
         for graphs in self._captured():
             graphs.capture()
         if self._captured():
             self._rehearse(steps)  # a capture gives back memory that PyTorch keeps for such steps
-        if self._kv.num_host_blocks:
-            one = np.ones(1, np.int32)
-            self._kv.swap_out(one, one)
-            self._kv.swap_in(one, one)
+        self._kv.warm_up()
 
     def checksum(self) -> int:
         """Return a checksum of what ranks must have in common; it waits for the device."""
@@ -314,8 +313,7 @@ class ModelRunner:
 
     def _forward(self, batch: Batch) -> Tensor:
         if len(batch.row_slot) == 0:
-            hidden_size = self._model.config.hidden_size
-            return torch.empty((0, hidden_size), dtype=self._model.dtype, device=self._model.device)
+            return self._decoder.no_hidden_states()
         tokens = self._tokens if self._results is None or self._results.is_first else None
         inputs = decoder_inputs(batch, self._slots, tokens, self._shape, self._windows)
         return self._decoder.forward(inputs, self._kv.layers)

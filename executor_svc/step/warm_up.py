@@ -19,6 +19,12 @@ Prompt lengths with and without compiled kernels; compiled kernels have differen
 queries (_LONG_LEN) and for few (_SHORT_LEN).
 """
 
+_INVARIANT_LEN = 2112
+"""
+Prompt length from which on compiled kernels divide no product of batch-invariant rows, where
+weights have at least 1,024 columns; see `splits` in kernels/linear/tuning.py.
+"""
+
 _CUT_ROWS = (17, 65)
 """Numbers of rows from which compiled kernels divide the drawing of tokens differently."""
 
@@ -28,7 +34,7 @@ _EDITED = replace(_FILTERED, frequency_penalty=0.1, logit_bias=((0, 1.0),), logp
 
 
 def warm_up_batches(
-    max_tokens: int, block_size: int, max_rows: int, *, compiles: bool
+    max_tokens: int, block_size: int, max_rows: int, *, compiles: bool, invariant_tokens: int = 0
 ) -> list[Batch]:
     """
     Return the batches to run: a prompt in slot 0 that samples, then a decode if there is room.
@@ -40,10 +46,13 @@ def warm_up_batches(
         compiles: True if kernels are compiled at their first use. Then the prompt is longer, and a
             short one and steps of many rows follow, with edits of logits and logprobs, so that no
             request waits for a compilation.
+        invariant_tokens: Most tokens of a step if its rows are batch-invariant; that prompt is
+            longer then.
     """
     if not compiles:
         return _sequence(1, _PROMPT_LEN, max_tokens, block_size, _FILTERED)
-    batches = _sequence(1, _LONG_LEN, max_tokens, block_size, _FILTERED)
+    longest = max(_LONG_LEN, min(_INVARIANT_LEN, invariant_tokens))
+    batches = _sequence(1, longest, max_tokens, block_size, _FILTERED)
     batches.append(_release(1))
     batches += _sequence(2, _SHORT_LEN, max_tokens, block_size, _EDITED)
     batches.append(_release(1))

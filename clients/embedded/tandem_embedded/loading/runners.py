@@ -238,5 +238,5 @@ def _runner(
         hook=None if call is None else LogitsHook(call=call, types=settings.metadata.types),
     )
     if is_gpu:
-        runner.warm_up()
+        runner.warm_up(max_step_tokens=config.max_total_tokens)
     return runner
