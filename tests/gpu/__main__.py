@@ -21,7 +21,7 @@ from typing import Any
 
 from tandem.process.printing_commands import end_by_signals
 from tests.gpu.aims import aims
-from tests.gpu.parts import ROOT, Child, Outcome, Part, nothing_read, run_parts
+from tests.gpu.parts import EXIT_NO_DEVICE, ROOT, Child, Outcome, Part, nothing_read, run_parts
 from tests.gpu.plan import BUDGET_S, STAGES, Group, groups_on_cpu, groups_on_gpu
 from tests.gpu.results import Results, UnfitResults, earlier_outcomes, merged, write_results
 
@@ -38,7 +38,6 @@ _GENERATED = "tandem.executor.v1.executor_service_pb2_grpc"
 _VERSIONS = ("triton", "transformers", "flashinfer-python", "numpy", "grpcio", "protobuf")
 """Distributions whose versions are told beside PyTorch's."""
 EXIT_WRONG_USAGE = 2
-EXIT_NO_DEVICE = 3
 
 
 def main(argv: Sequence[str]) -> int:

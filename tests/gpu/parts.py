@@ -27,6 +27,10 @@ _BEGUN = re.compile(r"^(\S+\.py::.*\S) *$")
 Tell = Callable[["Outcome"], None]
 
 
+EXIT_NO_DEVICE = 3
+"""Exit code of what needs a GPU on a machine that has none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """

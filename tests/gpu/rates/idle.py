@@ -19,7 +19,7 @@ from typing import Any
 
 from tandem.process.printing_commands import end_by_signals
 from tests.gpu.rates.offline import write_model
-from tests.gpu.rates.services import Services, metric_lines, metric_sum
+from tests.gpu.rates.services import Services, metric_lines, metric_sum, services_parser
 from tests.waiting import wait_until
 
 _BUSY = ("tandem_executor_forward_time_seconds_sum", "tandem_executor_sample_time_seconds_sum")
@@ -115,13 +115,10 @@ class _Look:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a small model")
+    parser = services_parser(__doc__)
     parser.add_argument("--rows", type=int, default=64, help="requests that decode")
     parser.add_argument("--steps", type=int, default=1000, help="to measure")
     parser.add_argument("--window", type=int, default=1, help="steps in flight")
-    parser.add_argument("--models", type=Path, help="where random weights are kept")
     return parser
 
 

@@ -21,7 +21,7 @@ from tandem_bench.device.json_rows import JsonRows
 from tests.gpu.rates.device_memory import TOLERANCE_BYTES, DeviceMemory, first_with
 from tests.gpu.rates.live_streams import LiveStreams, num_different, went_on_s
 from tests.gpu.rates.offline import write_model
-from tests.gpu.rates.services import Services
+from tests.gpu.rates.services import Services, services_parser
 
 _LONGEST_PROMPT = 256
 _MAX_TOKENS = 4096
@@ -110,16 +110,13 @@ def _compare(services: Services, streams: LiveStreams, num_kills: int) -> dict[s
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a small model")
+    parser = services_parser(__doc__)
     parser.add_argument("--streams", type=int, default=16, help="requests that run")
     parser.add_argument("--kills", type=int, default=5, help="most kills")
     parser.add_argument("--tokens", type=int, default=32, help="of each stream between kills")
     parser.add_argument(
         "--limit-s", type=float, default=100.0, help="time after which there is no further kill"
     )
-    parser.add_argument("--models", type=Path, help="where random weights are kept")
     return parser
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from tandem.process.printing_commands import end_by_signals
 from tandem_bench.device.json_rows import JsonRows
 from tests.gpu.rates.offline import write_model
-from tests.gpu.rates.services import Services
+from tests.gpu.rates.services import Services, services_parser
 
 _LATENCIES = ("ttft_ms", "itl_ms")
 _PROCESSES = 8
@@ -84,15 +84,12 @@ def _under_load(given: argparse.Namespace, address: str, concurrency: int) -> di
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a small model")
+    parser = services_parser(__doc__)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--input-len", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--output-len", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--max-time-s", type=float, default=20.0, help="for each number in flight")
     parser.add_argument("--window", type=int, default=1, help="steps in flight")
-    parser.add_argument("--models", type=Path, help="where random weights are kept")
     return parser
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,15 @@ from tests.waiting import wait_until
 
 BLOCK_SIZE = 16
 _LOGGED_CHARACTERS = 8000
+
+
+def services_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options of all scripts that start both services."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a small model")
+    parser.add_argument("--models", type=Path, help="where random weights are kept")
+    return parser
 
 
 class Services:

@@ -134,20 +134,7 @@ def decode_batches(
 
     Rows are admitted with `start` positions, all but the last of which are in the cache.
     """
-    generator = np.random.default_rng(0)
-    blocks = generator.permutation(num_rows * blocks_per_row).astype(np.int32) + 1
-    admits = tuple(
-        Admission(
-            slot=slot,
-            generation=1,
-            token_ids=generator.integers(0, vocab_size, start, dtype=np.int32),
-            num_prompt_tokens=start,
-            num_cached_tokens=start - 1,
-            block_ids=blocks[slot * blocks_per_row : (slot + 1) * blocks_per_row],
-            sampling=_GREEDY,
-        )
-        for slot in range(num_rows)
-    )
+    admits = greedy_admissions([(start, start - 1)] * num_rows, blocks_per_row, vocab_size)
     for step in range(WARM_UP_STEPS + MAX_STEPS):
         yield Batch(
             admits=admits if step == 0 else (),
@@ -156,6 +143,33 @@ def decode_batches(
             row_start=np.full(num_rows, start - 1 + step, np.int32),
             row_flags=np.full(num_rows, ROW_SAMPLES, np.uint8),
         )
+
+
+def greedy_admissions(
+    lengths: Sequence[tuple[int, int]], blocks_per_row: int, vocab_size: int
+) -> tuple[Admission, ...]:
+    """
+    Admit a greedy sequence of random ids to each slot, in blocks that are scattered.
+
+    Args:
+        lengths: Tokens of each, and how many of these are in the cache.
+        blocks_per_row: KV blocks of each.
+        vocab_size: Exclusive upper bound of ids.
+    """
+    generator = np.random.default_rng(0)
+    blocks = generator.permutation(len(lengths) * blocks_per_row).astype(np.int32) + 1
+    return tuple(
+        Admission(
+            slot=slot,
+            generation=1,
+            token_ids=generator.integers(0, vocab_size, length, dtype=np.int32),
+            num_prompt_tokens=length,
+            num_cached_tokens=num_cached,
+            block_ids=blocks[slot * blocks_per_row : (slot + 1) * blocks_per_row],
+            sampling=_GREEDY,
+        )
+        for slot, (length, num_cached) in enumerate(lengths)
+    )
 
 
 def _results(

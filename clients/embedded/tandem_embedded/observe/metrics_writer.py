@@ -39,11 +39,11 @@ class StepMetrics:
 
         Raises:
             InvalidConfig: The writer is of no type that is known or refuses the first calls, or the
-                interval is negative.
+                interval is negative or no whole number.
         """
-        if interval < 0:
+        if not isinstance(interval, int) or interval < 0:
             raise InvalidConfig(
-                f"logging_step_interval must be at least 0, got {interval}",
+                f"logging_step_interval must be a whole number of at least 0, got {interval!r}",
                 field="logging_step_interval",
             )
         self._writer: Any = writer if interval else None

@@ -156,9 +156,10 @@ def test_writer_that_refuses_its_first_calls_is_told():
 
 def test_unknown_writer_and_interval_are_refused():
     """
-    A writer of another type, or a negative interval, is an error that names it.
+    A writer of another type, or an interval that is negative or no whole number, is an error that names it.
     """
     with pytest.raises(ConfigError, match=r"Unsupported metrics writer type: list; give"):
         served([], 3)
-    with pytest.raises(ConfigError, match="logging_step_interval must be at least 0, got -1"):
-        served(Wandb(), -1)
+    for wrong in (-1, 1.5, "x"):
+        with pytest.raises(ConfigError, match="logging_step_interval must be a whole number"):
+            served(Wandb(), wrong)

@@ -25,6 +25,21 @@ TURN_S = 30.0
 """Seconds that a runner waits for another one's step; long on a busy machine."""
 
 
+def backend_of(
+    runner: FakeRunner, num_stages: int = 1, device: str = "cpu", config: EngineConfig = CONFIG
+) -> Backend:
+    """Return a runner with its limits."""
+    return Backend(
+        runner=runner,
+        num_slots=config.max_batch_size,
+        max_positions=config.max_model_len,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=(),
+        device=device,
+        num_stages=num_stages,
+    )
+
+
 class WatchedRunner(FakeRunner):
     """A fake runner that calls `before` with each batch, where it computes."""
 
@@ -66,16 +81,7 @@ def fleet(
 ) -> tuple[InferenceEngine, list[WatchedRunner]]:
     """Return an engine over so many fake runners."""
     runners = [WatchedRunner(geometry_of(config)) for _ in range(count)]
-    backends = [
-        Backend(
-            runner=runner,
-            num_slots=config.max_batch_size,
-            max_positions=config.max_model_len,
-            vocab_size=VOCAB_SIZE,
-            eos_token_ids=(),
-        )
-        for runner in runners
-    ]
+    backends = [backend_of(runner, config=config) for runner in runners]
     settings = {"tokenizer": SimpleTokenizer()} | settings
     return InferenceEngine(config, backend=backends, **settings), runners
 

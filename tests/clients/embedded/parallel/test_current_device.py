@@ -13,7 +13,6 @@ import torch
 from tandem.link.batch import Batch
 from tandem.link.results import StepResult
 from tandem_embedded import (
-    Backend,
     ExecutionBatch,
     GenerationParams,
     InferenceEngine,
@@ -21,8 +20,8 @@ from tandem_embedded import (
     SimpleTokenizer,
 )
 from tandem_embedded.backend import geometry_of
-from tests.clients.embedded.fake_backend import VOCAB_SIZE, FakeRunner
-from tests.clients.embedded.parallel.fleet import CONFIG
+from tests.clients.embedded.fake_backend import FakeRunner
+from tests.clients.embedded.parallel.fleet import CONFIG, backend_of
 
 DEVICE = "cuda:1"
 
@@ -73,19 +72,6 @@ def current(monkeypatch: pytest.MonkeyPatch) -> CurrentDevice:
     return found
 
 
-def backend_of(runner: NotingRunner, num_stages: int = 1) -> Backend:
-    """Return a runner on the second GPU, with its limits."""
-    return Backend(
-        runner=runner,
-        num_slots=CONFIG.max_batch_size,
-        max_positions=CONFIG.max_model_len,
-        vocab_size=VOCAB_SIZE,
-        eos_token_ids=(),
-        device=DEVICE,
-        num_stages=num_stages,
-    )
-
-
 @pytest.mark.parametrize("num_stages", [1, 2])
 def test_lone_runner_computes_on_its_device_on_any_thread(current: CurrentDevice, num_stages: int):
     """
@@ -93,7 +79,7 @@ def test_lone_runner_computes_on_its_device_on_any_thread(current: CurrentDevice
     """
     runner = NotingRunner(current)
     engine = InferenceEngine(
-        CONFIG, backend=backend_of(runner, num_stages), tokenizer=SimpleTokenizer()
+        CONFIG, backend=backend_of(runner, num_stages, DEVICE), tokenizer=SimpleTokenizer()
     )
     assert "cuda:0" == current.name
     params = GenerationParams(max_tokens=3)
@@ -114,7 +100,7 @@ def test_executor_driven_by_hand_computes_on_its_device(current: CurrentDevice):
     A `ModelExecutor` launches on the device of its backend, not on the caller's.
     """
     runner = NotingRunner(current)
-    executor = ModelExecutor(CONFIG, backend_of(runner))
+    executor = ModelExecutor(CONFIG, backend_of(runner, device=DEVICE))
     executor.execute(ExecutionBatch())
     executor.reset()
     assert [DEVICE, DEVICE] == runner.devices

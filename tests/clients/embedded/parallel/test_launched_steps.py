@@ -11,11 +11,11 @@ from structlog.testing import capture_logs
 from tandem.errors import OutOfMemory
 from tandem.link.batch import Batch
 from tandem.link.results import StepResult
-from tandem_embedded import Backend, ConfigError, InferenceEngine, SimpleTokenizer
+from tandem_embedded import ConfigError, InferenceEngine, SimpleTokenizer
 from tandem_embedded.backend import geometry_of
 from tandem_embedded.parallel.accord import Accord
-from tests.clients.embedded.fake_backend import VOCAB_SIZE, FakeRunner
-from tests.clients.embedded.parallel.fleet import CONFIG, check_all, submit_all
+from tests.clients.embedded.fake_backend import FakeRunner
+from tests.clients.embedded.parallel.fleet import CONFIG, backend_of, check_all, submit_all
 
 
 class LaunchingRunner(FakeRunner):
@@ -54,18 +54,6 @@ def staged(
     made = runner(geometry_of(CONFIG))
     settings = {"tokenizer": SimpleTokenizer()} | settings
     return InferenceEngine(CONFIG, backend=backend_of(made, num_stages), **settings), made
-
-
-def backend_of(runner: FakeRunner, num_stages: int) -> Backend:
-    """Return a runner with its limits."""
-    return Backend(
-        runner=runner,
-        num_slots=CONFIG.max_batch_size,
-        max_positions=CONFIG.max_model_len,
-        vocab_size=VOCAB_SIZE,
-        eos_token_ids=(),
-        num_stages=num_stages,
-    )
 
 
 @pytest.mark.parametrize("num_stages", [2, 3])

@@ -17,7 +17,13 @@ import sys
 import time
 from pathlib import Path
 
+from tests.gpu.parts import EXIT_NO_DEVICE
+
 LIMIT_S = 400.0
+OPERATIONS = (
+    *("decode", "prefill_long", "prefill_short", "prefill_invariant"),
+    *("linear", "sampling"),
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,6 +33,10 @@ def main(arguments: list[str] | None = None) -> int:
     if given.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
     import torch  # noqa: PLC0415  # after the mode of Triton is chosen, like the rest
+
+    if given.device == "cuda" and not torch.cuda.is_available():
+        sys.stderr.write("sweep: no CUDA device was found; --device cpu --tiny tries it without\n")
+        return EXIT_NO_DEVICE
 
     from tandem.process.telemetry import configure_logging  # noqa: PLC0415
     from tandem_bench.device.json_rows import JsonRows  # noqa: PLC0415
@@ -79,7 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--operation",
         nargs="+",
-        help="only these: decode, prefill_long, prefill_short, prefill_invariant, linear, sampling",
+        choices=OPERATIONS,
+        help="only these",
     )
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="when nothing more begins")
     parser.add_argument("--seconds", type=float, default=0.05, help="for one measurement, about")

@@ -9,17 +9,20 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
 from kernels.linear.tuning import LinearTiles, cut
 from kernels.paged_attention.triton_prefill_tiles import INVARIANT_TILES, SHORT_ROWS, TileSize
 from kernels.paged_attention.tuning import DECODE_TILES, DecodeTuning
 from kernels.sampling.tuning import SamplingTiles
-from tests.gpu.parts import ROOT
+from tests.gpu.parts import EXIT_NO_DEVICE, ROOT
+from tests.gpu.rates.sweep import __main__ as sweep_command
 from tests.gpu.rates.sweep.candidates import first_round, second_round
 from tests.gpu.rates.sweep.choice import choose
 from tests.gpu.rates.sweep.compiling import judge, kernel_sizes
 from tests.gpu.rates.sweep.points import POINTS, SIZES, TINY, Point, check_point
 from tests.gpu.rates.sweep.tables import TABLES, Key, present, source, sources
+from tests.gpu.rates.trace import __main__ as trace_command
 from tests.kernels.triton.compiled import CompiledKernel
 
 KEYS = pytest.mark.parametrize("key", POINTS, ids=str)
@@ -214,6 +217,28 @@ def sweep(*arguments: str) -> list[dict]:
     )
     assert 0 == done.returncode, done.stderr
     return json.loads(done.stdout)
+
+
+class TestRefusals:
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+    @pytest.mark.parametrize("command", [sweep_command, trace_command])
+    def test_no_device_is_one_line(self, command, capsys):
+        """
+        Without a GPU both commands print one line that says how to try them, and end with 3.
+        """
+        assert EXIT_NO_DEVICE == command.main([])
+        found = capsys.readouterr()
+        assert not found.out
+        assert 1 == found.err.count("\n")
+        assert "--device cpu --tiny" in found.err
+
+    def test_operations_that_can_be_named_are_those_of_the_tables(self):
+        """
+        The names on the command line are those of the tables, and another is refused.
+        """
+        assert set(sweep_command.OPERATIONS) == set(TABLES)
+        with pytest.raises(SystemExit):
+            sweep_command.main(["--operation", "foo"])
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from executor_svc.profile.quiet import silence_profiler
 from kernels.early_launch import use_early_launches
 from tandem.process.telemetry import configure_logging
 from tandem_bench.device.sizes import MODEL_SIZES
+from tests.gpu.parts import EXIT_NO_DEVICE
 
 MODELS = ("llama-8b", "llama-1b", "qwen3-0.6b")
 
@@ -28,8 +29,13 @@ def main(arguments: list[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     deadline_s = time.monotonic() + given.limit_s
     silence_profiler(os.environ)  # read when PyTorch is imported
-    from tests.gpu.rates.trace.run import record_all  # noqa: PLC0415  # imports PyTorch
+    import torch  # noqa: PLC0415  # takes seconds
 
+    from tests.gpu.rates.trace.run import record_all  # noqa: PLC0415  # imports it too
+
+    if given.device == "cuda" and not torch.cuda.is_available():
+        sys.stderr.write("trace: no CUDA device was found; --device cpu --tiny tries it without\n")
+        return EXIT_NO_DEVICE
     configure_logging("warning", "console")
     use_early_launches(on=given.early_launches)
     return record_all(

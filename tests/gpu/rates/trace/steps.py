@@ -19,17 +19,16 @@ from executor_svc.step.graphs.capture import GraphDevice
 from executor_svc.step.graphs.plan import GraphPlan
 from executor_svc.step.graphs.shapes import GraphShape
 from executor_svc.step.runner import ModelRunner
-from tandem.link.batch import ROW_SAMPLES, Admission, Batch
+from tandem.link.batch import ROW_SAMPLES, Batch
 from tandem.link.results import StepResult
-from tandem.sampling_params import SamplingParams
 from tandem_bench.model.random_model import random_kv
+from tandem_bench.model.steady_decode import greedy_admissions
 from tests.gpu.rates.trace.events import spans_of, summary
 
 WARM_STEPS = 3
 RECORDED_STEPS = 4
 _BLOCK_SIZE = 16
 _IN_FLIGHT = 2
-_GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,23 +128,11 @@ def _read(recorder: Any, folder: Path | None, name: str) -> dict[str, Any]:
 
 def step_batches(kind: Kind, blocks_per_row: int, vocab_size: int) -> Iterator[Batch]:
     """Yield the batches of all steps: each decodes every row, and computes a prompt's next chunk."""
-    generator = np.random.default_rng(0)
     num_steps, chunk = WARM_STEPS + RECORDED_STEPS, kind.chunk
-    lengths = [kind.context] * kind.num_rows + ([num_steps * chunk + 1] if chunk else [])
-    cached = [kind.context - 1] * kind.num_rows + ([0] if chunk else [])
-    blocks = generator.permutation(len(lengths) * blocks_per_row).astype(np.int32) + 1
-    admits = tuple(
-        Admission(
-            slot=slot,
-            generation=1,
-            token_ids=generator.integers(0, vocab_size, length, dtype=np.int32),
-            num_prompt_tokens=length,
-            num_cached_tokens=begin,
-            block_ids=blocks[slot * blocks_per_row : (slot + 1) * blocks_per_row],
-            sampling=_GREEDY,
-        )
-        for slot, (length, begin) in enumerate(zip(lengths, cached, strict=True))
-    )
+    lengths = [(kind.context, kind.context - 1)] * kind.num_rows
+    lengths += [(num_steps * chunk + 1, 0)] * bool(chunk)
+    admits = greedy_admissions(lengths, blocks_per_row, vocab_size)
+    cached = np.array([num_cached for _, num_cached in lengths], np.int32)
     per_row = np.array([1] * kind.num_rows + [chunk] * bool(chunk), np.int32)
     flags = np.array([ROW_SAMPLES] * kind.num_rows + [0] * bool(chunk), np.uint8)
     for step in range(num_steps):
@@ -153,6 +140,6 @@ def step_batches(kind: Kind, blocks_per_row: int, vocab_size: int) -> Iterator[B
             admits=admits if step == 0 else (),
             row_slot=np.arange(len(lengths), dtype=np.int32),
             row_num_tokens=per_row,
-            row_start=np.array(cached, np.int32) + step * per_row,
+            row_start=cached + step * per_row,
             row_flags=flags,
         )
