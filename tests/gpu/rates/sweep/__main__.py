@@ -32,13 +32,19 @@ def main(arguments: list[str] | None = None) -> int:
     started_s = time.monotonic()
     if given.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
-    import torch  # noqa: PLC0415  # after the mode of Triton is chosen, like the rest
+    import torch  # noqa: PLC0415  # after the mode of Triton is chosen
 
     if given.device == "cuda" and not torch.cuda.is_available():
         sys.stderr.write("sweep: no CUDA device was found; --device cpu --tiny tries it without\n")
         return EXIT_NO_DEVICE
+    return _sweep(given, started_s)
 
-    from tandem.process.telemetry import configure_logging  # noqa: PLC0415
+
+def _sweep(given: argparse.Namespace, started_s: float) -> int:
+    """Sweep as the options say, print, and return the exit code."""
+    import torch  # noqa: PLC0415  # after the mode of Triton is chosen, like the rest
+
+    from tandem.process.telemetry import configure_logging  # noqa: PLC0415  # likewise
     from tandem_bench.device.json_rows import JsonRows  # noqa: PLC0415
     from tests.gpu.rates.sweep.compiling import Compiling  # noqa: PLC0415
     from tests.gpu.rates.sweep.points import POINTS, TINY  # noqa: PLC0415
