@@ -178,9 +178,14 @@ class InferenceEngine(EngineQueries):
         self._driving = threading.Lock()
         """Held by the thread that drives; guards the driver."""
         self._driver = Driver(
-            self._core, config, backends, self._ledger, self._lock, accord=self._accord
+            self._core,
+            config,
+            backends,
+            self._ledger,
+            self._lock,
+            accord=self._accord,
+            reports=self._reports,
         )
-        self._driver.reports = self._reports
 
     def __enter__(self) -> Self:
         return self

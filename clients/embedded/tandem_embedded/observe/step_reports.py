@@ -77,20 +77,20 @@ class StepReports:
         if interval:
             self._metrics.begin()
 
-    def note(self, step: AppliedStep, core: Scheduler, config: EngineConfig) -> Report | None:
+    def is_next_due(self) -> bool:
+        """Count a step; return True if it must be reported."""
+        self._num_steps += 1
+        return self._interval > 0 and not self._num_steps % self._interval
+
+    def report(self, step: AppliedStep, core: Scheduler, config: EngineConfig) -> Report:
         """
-        Count a step; return what is to be told now, or None.
+        Return what is to be told about the step that was counted last.
 
         Args:
             step: The step.
             core: The core, whose lock is held.
             config: Limits of each runner.
         """
-        if not self._interval:
-            return None
-        self._num_steps += 1
-        if self._num_steps % self._interval:
-            return None
         load = Load(
             stats=core.stats(),
             max_requests=config.max_batch_size,
@@ -109,7 +109,7 @@ class StepReports:
         return Report(line=line, numbers=numbers)
 
     def tell(self, report: Report) -> None:
-        """Tell what `note` returned; no lock is held, as log and writer may take their time."""
+        """Tell what `report` returned; no lock is held, as log and writer may take their time."""
         log_line(report.line, is_asked=True)
         if report.numbers is not None:
             self._metrics.write(report.numbers)

@@ -21,6 +21,9 @@ from tandem_embedded.parallel.under_way import Computing, Launched, StepUnderWay
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
+Taken = tuple[Batch, StepResult]
+"""A step's batch and result; the batch of a command is an empty one."""
+
 
 class Worker:
     """
@@ -33,7 +36,6 @@ class Worker:
     Attributes:
         port: Port of the core.
         num_steps: Number of steps that were sent to the runner.
-        taken: Batch of the result that was taken last; an empty one for that of a command.
     """
 
     def __init__(
@@ -57,7 +59,6 @@ class Worker:
         """
         self.port = port
         self.num_steps = 0
-        self.taken = Batch()
         self._runner = backend.runner
         self._launching = _launching(backend, is_alone=is_alone)
         """The runner again if it launches steps; else None."""
@@ -120,19 +121,19 @@ class Worker:
         """Wait for all results that are due; raises the error of a failed step."""
         return [self._result_of(step) for _, step in islice(self._under_way, self._num_due)]
 
-    def try_take(self) -> StepResult | None:
+    def try_take(self) -> Taken | None:
         """
-        Return the next result that is due, or None if there is none yet; raises the error of a
-        failed step.
+        Return the next step whose result is due, or None if there is none yet; raises the error of
+        a failed step.
         """
         if not self.is_due or not self._under_way[0][1].may_be_taken:
             return None
         return self.take()
 
-    def take(self) -> StepResult:
-        """Wait for the oldest result; raises the error of a failed step."""
-        self.taken, step = self._under_way.popleft()
-        return self._result_of(step)
+    def take(self) -> Taken:
+        """Wait for the oldest step and its result; raises the error of a failed step."""
+        batch, step = self._under_way.popleft()
+        return batch, self._result_of(step)
 
     def suspend(self, mode: KvMode) -> None:
         """Let the runner release KV memory after the steps under way; see `Runner.suspend`."""
