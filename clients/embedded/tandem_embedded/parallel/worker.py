@@ -63,7 +63,8 @@ class Worker:
         self._launching = _launching(backend, is_alone=is_alone)
         """The runner again if it launches steps; else None."""
         self._on_done = on_done
-        self._thread = _Inline(backend.device) if is_alone else _thread(port.number, backend.device)
+        self._device = backend.device
+        self._thread = _Inline() if is_alone else _thread(port.number)
         self._planned: tuple[Batch, int] | None = None
         self._under_way: deque[tuple[Batch, StepUnderWay]] = deque()
         self._num_ahead = 0
@@ -191,16 +192,19 @@ class Worker:
 
     def _call(self, function: Callable[[], None]) -> None:
         """Call a function of the runner where it computes, after the steps under way."""
-        self._thread.submit(function).result()
+        self._submit(function).result()
+
+    def _submit(self, function: Callable[[], _Result]) -> Future[_Result]:
+        return self._thread.submit(_called_on, self._device, function)
 
     def _submitted(self, batch: Batch, state_hash: int) -> StepUnderWay:
-        future = self._thread.submit(self._compute, batch, state_hash, self.num_steps)
+        future = self._submit(partial(self._compute, batch, state_hash, self.num_steps))
         future.add_done_callback(lambda _: self._on_done())
         return Computing(future)
 
     def _launched(self, runner: LaunchingRunner, batch: Batch, state_hash: int) -> StepUnderWay:
         try:
-            collect = self._thread.submit(runner.launch, batch, self.num_steps).result()
+            collect = self._submit(partial(runner.launch, batch, self.num_steps)).result()
             self._check_hash(state_hash, self.num_steps)
         except Exception as error:  # noqa: BLE001  # raised again where its result is asked for
             self._has_failed = True
@@ -246,37 +250,25 @@ def _fail(error: Exception) -> StepResult:
     raise error
 
 
+def _called_on(device: str, function: Callable[[], _Result]) -> _Result:
+    """Call a function whose kernels run on a device, on whichever thread this is."""
+    with on_device(device):
+        return function()
+
+
 class _Inline(Executor):
     """Computes at once, on the thread that submits, of which there may be several."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
 
     def submit(
         self, fn: Callable[_Given, _Result], /, *args: _Given.args, **kwargs: _Given.kwargs
     ) -> Future[_Result]:
         future: Future[_Result] = Future()
         try:
-            with on_device(self._device):
-                result = fn(*args, **kwargs)
-            future.set_result(result)
+            future.set_result(fn(*args, **kwargs))
         except Exception as error:  # noqa: BLE001  # raised again by `Future.result`
             future.set_exception(error)
         return future
 
 
-def _thread(number: int, device: str) -> Executor:
-    return ThreadPoolExecutor(
-        max_workers=1,
-        thread_name_prefix=f"tandem-runner-{number}",
-        initializer=_use_device,
-        initargs=(device,),
-    )
-
-
-def _use_device(device: str) -> None:
-    """Let this thread's kernels run on a GPU."""
-    if device.startswith("cuda"):
-        import torch  # noqa: PLC0415  # the backend has imported it, if it needs it
-
-        torch.cuda.set_device(device)
+def _thread(number: int) -> Executor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"tandem-runner-{number}")
