@@ -10,6 +10,7 @@ import structlog
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
 from tandem.errors import InternalError, OutOfMemory, SessionLost, TandemError
+from tandem.link.batch import Batch
 from tandem.link.commands import KvMode
 from tandem.link.results import StepResult
 from tandem_embedded.backend import Backend
@@ -17,7 +18,7 @@ from tandem_embedded.ledger import Ledger
 from tandem_embedded.observe.step_reports import AppliedStep, StepReports
 from tandem_embedded.parallel.accord import Accord, Meeting, is_of_computing
 from tandem_embedded.parallel.retries import Retries
-from tandem_embedded.parallel.worker import Worker
+from tandem_embedded.parallel.worker import Taken, Worker
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -42,9 +43,7 @@ class Driver:
         ledger: Ledger, shared with threads that submit.
         lock: Guards core and ledger; never held while a step computes.
         accord: The time, and the other ranks if the one runner has a share of a model.
-
-    Attributes:
-        reports: Reports on steps; None until it is set.
+        reports: Reports on steps.
     """
 
     def __init__(
@@ -56,12 +55,14 @@ class Driver:
         lock: threading.Lock,
         *,
         accord: Accord,
+        reports: StepReports,
     ) -> None:
         self._core = core
         self._config = config
         self._ledger = ledger
         self._lock = lock
         self._accord = accord
+        self._reports = reports
         self._changed = threading.Event()
         ports = [core, *(core.attach(config, one.geometry(config)) for one in backends[1:])]
         self._workers = [
@@ -69,7 +70,6 @@ class Driver:
             for port, backend in zip(ports, backends, strict=True)
         ]
         self._retries = Retries(len(backends))
-        self.reports: StepReports | None = None
 
     @property
     def is_suspended(self) -> bool:
@@ -215,7 +215,7 @@ class Driver:
                 self._settle()
         return has_applied
 
-    def _try_apply(self, worker: Worker, take: Callable[[], StepResult | None]) -> bool:
+    def _try_apply(self, worker: Worker, take: Callable[[], Taken | None]) -> bool:
         """
         Apply a runner's next result, or let it start over if its step failed or the result is none
         of its step; return False if there is no result.
@@ -224,9 +224,9 @@ class Driver:
         is not at fault if that fails.
         """
         try:
-            if (result := take()) is None:
+            if (taken := take()) is None:
                 return False
-            self._apply(worker, result)
+            self._apply(worker, *taken)
         except Exception as error:  # a step may fail by anything; what is not expected is raised
             self._recover(worker, error)
             if not _is_expected(error):
@@ -280,7 +280,7 @@ class Driver:
 
     def _apply_all(self, worker: Worker) -> None:
         while worker.is_under_way:
-            self._apply(worker, worker.take())
+            self._apply(worker, *worker.take())
             self._settle()
 
     def _is_waiting_for_releases(self, worker: Worker) -> bool:
@@ -296,24 +296,22 @@ class Driver:
         worker.send(batch, state_hash)
         self._apply_all(worker)
 
-    def _apply(self, worker: Worker, result: StepResult) -> None:
-        reports, report = self.reports, None
+    def _apply(self, worker: Worker, batch: Batch, result: StepResult) -> None:
+        report = None
         with self._lock:
             self._ledger.note_margins(worker.port, result)
             worker.port.apply(result, self._accord.now())
-            if reports is not None:
-                report = reports.note(self._applied(worker, result), self._core, self._config)
+            if self._reports.is_next_due():
+                # A process among ranks has one runner, and one with several runners is no rank.
+                rank = self._accord.rank + worker.port.number
+                step = AppliedStep(port=worker.port, batch=batch, result=result, rank=rank)
+                report = self._reports.report(step, self._core, self._config)
             if len(result.token):
                 self._retries.reset()
             elif self._retries.has_failures:
                 self._retries.note_computed(self._computed())
-        if reports is not None and report is not None:
-            reports.tell(report)
-
-    def _applied(self, worker: Worker, result: StepResult) -> AppliedStep:
-        # A process among ranks has one runner, and one with several runners is no rank.
-        rank = self._accord.rank + worker.port.number
-        return AppliedStep(port=worker.port, batch=worker.taken, result=result, rank=rank)
+        if report is not None:
+            self._reports.tell(report)
 
     def _settle(self) -> None:
         """Record what has become of the requests; an error of that is a bug of ours."""

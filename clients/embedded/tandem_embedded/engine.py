@@ -177,10 +177,8 @@ class InferenceEngine(EngineQueries):
         self._lock = threading.Lock()
         self._driving = threading.Lock()
         """Held by the thread that drives; guards the driver."""
-        self._driver = Driver(
-            self._core, config, backends, self._ledger, self._lock, accord=self._accord
-        )
-        self._driver.reports = self._reports
+        shared = (self._core, config, backends, self._ledger, self._lock)
+        self._driver = Driver(*shared, accord=self._accord, reports=self._reports)
 
     def __enter__(self) -> Self:
         return self

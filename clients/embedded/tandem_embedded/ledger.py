@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterator, KeysView
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from tandem.errors import InternalError
 from tandem.link.logprobs import TokenLogprob
 from tandem.link.results import StepResult
 from tandem_embedded.errors import EngineError, engine_error
+from tandem_embedded.observe.logs import log_line
 from tandem_embedded.params import GenerationParams
 from tandem_embedded.results import CompletedChoice, CompletedRequest
 from tandem_embedded.tokenizer import Tokenizer, detokenizer_of, output_text
@@ -209,7 +209,7 @@ class Ledger:
         for failed in self._failed:
             self._complete(self._live.pop(failed.handle), None, engine_error(failed.error))
         for line in self._lines:
-            _log.log(logging.WARNING if line.is_warning else logging.INFO, line.text)
+            log_line(line)
 
     def _end_forgotten(self) -> None:
         """End requests that the core has no more, whose end was not recorded for an interrupt."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import subprocess
 import sys
@@ -20,27 +21,35 @@ for number in range(3000):
     structlog.get_logger().info("event", number=number)
 print("alive", flush=True)
 """
+TO_A_DISK_WITH_ROOM_FOR_25_BYTES = """
+import resource, sys
+from tandem.process.telemetry import LineLogger
+
+lines = LineLogger(sys.stderr)
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (25, most))
+for number in range(3):
+    lines.msg(f"line number 0{number}")
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+lines.msg("line number 03")
+"""
 
 
-class Disk:
-    """A file that can be full."""
+class Disk(io.StringIO):
+    """A file in memory that can be full."""
 
-    def __init__(self):
-        self.is_full = False
-        self.text = ""
+    is_full = False
 
-    def write(self, text):
+    @property
+    def text(self) -> str:
+        """Return what was written."""
+        return self.getvalue()
+
+    def write(self, text: str) -> int:
         """Take text, or refuse it if the disk is full."""
         if self.is_full:
             raise OSError(errno.ENOSPC, "No space left on device")
-        self.text += text
-
-    def flush(self):
-        """Do nothing, since no text is buffered."""
-
-    def isatty(self):
-        """Return False: no terminal shows this text."""
-        return False
+        return super().write(text)
 
 
 class TestConfigureLogging:
@@ -96,7 +105,7 @@ class TestConfigureLogging:
 
     def test_full_disk_does_not_end_the_process(self):
         """
-        A process with its log on a full disk works on.
+        A process with its log on a full disk works on, and ends with an exit code of its own.
         """
         with open("/dev/full", "w") as full:  # noqa: PTH123  # a device
             done = subprocess.run(
@@ -105,7 +114,26 @@ class TestConfigureLogging:
                 stderr=full,
                 text=True,
                 timeout=60,
-                check=False,
+                check=True,
             )
 
         assert "alive\n" == done.stdout
+
+    def test_cut_line_is_counted_and_ends_before_the_next_one(self, tmp_path):
+        """
+        A line for which a disk has room only in part is dropped, and what is written next begins on a line of its own.
+        """
+        path = tmp_path / "log"
+        with path.open("w") as log:
+            done = subprocess.run(
+                [sys.executable, "-c", TO_A_DISK_WITH_ROOM_FOR_25_BYTES],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                timeout=60,
+                check=True,
+            )
+        lines = path.read_text().splitlines()
+
+        assert ["line number 00", "line numbe", "line number 03"] == lines
+        assert "lines=2" in done.stdout

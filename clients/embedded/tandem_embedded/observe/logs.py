@@ -10,6 +10,8 @@ import sys
 
 import structlog
 
+from scheduler_svc.core.request.events import LogLine
+
 _INFORMATION = structlog.make_filtering_bound_logger(logging.INFO)
 _asked: structlog.stdlib.BoundLogger = structlog.wrap_logger(None, wrapper_class=_INFORMATION)
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -29,10 +31,18 @@ def quiet_unless_configured() -> None:
     )
 
 
-def log_asked(event: str) -> None:
+def log_line(line: LogLine, *, is_asked: bool = False) -> None:
     """
-    Log what the caller has asked to be logged: as information, which is shown although other
-    information is not where the application leaves logging to the library.
+    Log a line: its event with its keys, which an application's own processors get, or its text
+    where the application leaves logging to the library.
+
+    Args:
+        line: The line.
+        is_asked: The caller has asked for it: it is shown although information is not, unless the
+            application has set the level.
     """
-    is_ours = isinstance(structlog.get_config()["logger_factory"], _ToStderr)
-    (_asked if is_ours else _log).info(event)
+    level = logging.WARNING if line.is_warning else logging.INFO
+    if isinstance(structlog.get_config()["logger_factory"], _ToStderr):
+        (_asked if is_asked else _log).log(level, line.text)
+    else:
+        _log.log(level, line.event, **line.values)

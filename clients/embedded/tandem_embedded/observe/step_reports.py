@@ -1,7 +1,7 @@
 """
 Reports on every N-th step: a line in the log, and numbers for a metrics writer if there is one.
 
-The line has the wording of Megatron Core's dynamic engine, as that of the service has.
+As text the line has the wording of Megatron Core's dynamic engine, as that of the service has.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import time
 from dataclasses import dataclass
 
 from scheduler_svc.core.executor_port import ExecutorPort
-from scheduler_svc.core.observe.step_lines import Load, StepLines
+from scheduler_svc.core.observe.step_lines import Load, step_line
 from scheduler_svc.core.request.events import LogLine
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
+from tandem.errors import InvalidConfig
 from tandem.link.batch import Batch
 from tandem.link.results import StepResult
-from tandem_embedded.observe.logs import log_asked
+from tandem_embedded.observe.logs import log_line
 from tandem_embedded.observe.metrics_writer import StepMetrics
 
 
@@ -44,11 +45,11 @@ class Report:
     Line and numbers of one step that are yet to be told.
 
     Attributes:
-        line: Line of the log; None if none is due.
-        numbers: Numbers for the metrics writer, by key; None if it gets none now.
+        line: Line of the log.
+        numbers: Numbers for the metrics writer, by key; None without one.
     """
 
-    line: LogLine | None
+    line: LogLine
     numbers: dict[str, float] | None
 
 
@@ -62,39 +63,53 @@ class StepReports:
             interval: Steps from one report to the next; 0 for none.
 
         Raises:
-            InvalidConfig: As `StepMetrics`.
+            InvalidConfig: The interval is negative or no whole number, or the writer is of no type
+                that is known or refuses the first calls.
         """
+        if not isinstance(interval, int) or interval < 0:
+            raise InvalidConfig(
+                f"logging_step_interval must be a whole number of at least 0, got {interval!r}",
+                field="logging_step_interval",
+            )
         self._interval = interval
-        self._metrics = StepMetrics(writer, interval)
-        self._lines = StepLines(interval, lambda: time.strftime("%H:%M:%S"))
+        self._num_steps = 0
+        self._metrics = StepMetrics(writer)
+        if interval:
+            self._metrics.begin()
 
-    def note(self, step: AppliedStep, core: Scheduler, config: EngineConfig) -> Report | None:
+    def is_next_due(self) -> bool:
+        """Count a step; return True if it must be reported."""
+        self._num_steps += 1
+        return self._interval > 0 and not self._num_steps % self._interval
+
+    def report(self, step: AppliedStep, core: Scheduler, config: EngineConfig) -> Report:
         """
-        Count a step; return what is to be told now, or None.
+        Return what is to be told about the step that was counted last.
 
         Args:
             step: The step.
             core: The core, whose lock is held.
             config: Limits of each runner.
         """
-        if not self._interval:
-            return None
-
-        def load() -> Load:
-            return Load(
-                stats=core.stats(),
-                max_requests=config.max_batch_size,
-                paused_blocks=step.port.num_paused_blocks,
-                paused_budget_blocks=step.port.paused_budget_blocks,
-            )
-
-        line = self._lines.line(step.batch, step.result, load, rank=step.rank)
-        numbers = self._metrics.note(step.result, core, config)
-        return None if line is None and numbers is None else Report(line=line, numbers=numbers)
+        load = Load(
+            stats=core.stats(),
+            max_requests=config.max_batch_size,
+            paused_blocks=step.port.num_paused_blocks,
+            paused_budget_blocks=step.port.paused_budget_blocks,
+        )
+        line = step_line(
+            step.batch,
+            step.result,
+            load,
+            step=self._num_steps,
+            time_of_day=time.strftime("%H:%M:%S"),
+            rank=step.rank,
+        )
+        numbers = self._metrics.numbers(self._num_steps, step.result, load, core.num_requests)
+        return Report(line=line, numbers=numbers)
 
     def tell(self, report: Report) -> None:
-        """Tell what `note` returned; no lock is held, as log and writer may take their time."""
-        if report.line is not None:
-            log_asked(report.line.text)
+        """Tell what `report` returned; no lock is held, as log and writer may take their time."""
+        log_line(report.line, is_asked=True)
         if report.numbers is not None:
             self._metrics.write(report.numbers)

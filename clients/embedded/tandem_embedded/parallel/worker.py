@@ -21,6 +21,9 @@ from tandem_embedded.parallel.under_way import Computing, Launched, StepUnderWay
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
+Taken = tuple[Batch, StepResult]
+"""A step's batch and result; the batch of a command is an empty one."""
+
 
 class Worker:
     """
@@ -33,7 +36,6 @@ class Worker:
     Attributes:
         port: Port of the core.
         num_steps: Number of steps that were sent to the runner.
-        taken: Batch of the result that was taken last; an empty one for that of a command.
     """
 
     def __init__(
@@ -57,12 +59,12 @@ class Worker:
         """
         self.port = port
         self.num_steps = 0
-        self.taken = Batch()
         self._runner = backend.runner
         self._launching = _launching(backend, is_alone=is_alone)
         """The runner again if it launches steps; else None."""
         self._on_done = on_done
-        self._thread = _Inline(backend.device) if is_alone else _thread(port.number, backend.device)
+        self._device = backend.device
+        self._thread = _Inline() if is_alone else _thread(port.number)
         self._planned: tuple[Batch, int] | None = None
         self._under_way: deque[tuple[Batch, StepUnderWay]] = deque()
         self._num_ahead = 0
@@ -120,19 +122,19 @@ class Worker:
         """Wait for all results that are due; raises the error of a failed step."""
         return [self._result_of(step) for _, step in islice(self._under_way, self._num_due)]
 
-    def try_take(self) -> StepResult | None:
+    def try_take(self) -> Taken | None:
         """
-        Return the next result that is due, or None if there is none yet; raises the error of a
-        failed step.
+        Return the next step whose result is due, or None if there is none yet; raises the error of
+        a failed step.
         """
         if not self.is_due or not self._under_way[0][1].may_be_taken:
             return None
         return self.take()
 
-    def take(self) -> StepResult:
-        """Wait for the oldest result; raises the error of a failed step."""
-        self.taken, step = self._under_way.popleft()
-        return self._result_of(step)
+    def take(self) -> Taken:
+        """Wait for the oldest step and its result; raises the error of a failed step."""
+        batch, step = self._under_way.popleft()
+        return batch, self._result_of(step)
 
     def suspend(self, mode: KvMode) -> None:
         """Let the runner release KV memory after the steps under way; see `Runner.suspend`."""
@@ -190,16 +192,19 @@ class Worker:
 
     def _call(self, function: Callable[[], None]) -> None:
         """Call a function of the runner where it computes, after the steps under way."""
-        self._thread.submit(function).result()
+        self._submit(function).result()
+
+    def _submit(self, function: Callable[[], _Result]) -> Future[_Result]:
+        return self._thread.submit(_called_on, self._device, function)
 
     def _submitted(self, batch: Batch, state_hash: int) -> StepUnderWay:
-        future = self._thread.submit(self._compute, batch, state_hash, self.num_steps)
+        future = self._submit(partial(self._compute, batch, state_hash, self.num_steps))
         future.add_done_callback(lambda _: self._on_done())
         return Computing(future)
 
     def _launched(self, runner: LaunchingRunner, batch: Batch, state_hash: int) -> StepUnderWay:
         try:
-            collect = self._thread.submit(runner.launch, batch, self.num_steps).result()
+            collect = self._submit(partial(runner.launch, batch, self.num_steps)).result()
             self._check_hash(state_hash, self.num_steps)
         except Exception as error:  # noqa: BLE001  # raised again where its result is asked for
             self._has_failed = True
@@ -245,37 +250,25 @@ def _fail(error: Exception) -> StepResult:
     raise error
 
 
+def _called_on(device: str, function: Callable[[], _Result]) -> _Result:
+    """Call a function whose kernels run on a device, on whichever thread this is."""
+    with on_device(device):
+        return function()
+
+
 class _Inline(Executor):
     """Computes at once, on the thread that submits, of which there may be several."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
 
     def submit(
         self, fn: Callable[_Given, _Result], /, *args: _Given.args, **kwargs: _Given.kwargs
     ) -> Future[_Result]:
         future: Future[_Result] = Future()
         try:
-            with on_device(self._device):
-                result = fn(*args, **kwargs)
-            future.set_result(result)
+            future.set_result(fn(*args, **kwargs))
         except Exception as error:  # noqa: BLE001  # raised again by `Future.result`
             future.set_exception(error)
         return future
 
 
-def _thread(number: int, device: str) -> Executor:
-    return ThreadPoolExecutor(
-        max_workers=1,
-        thread_name_prefix=f"tandem-runner-{number}",
-        initializer=_use_device,
-        initargs=(device,),
-    )
-
-
-def _use_device(device: str) -> None:
-    """Let this thread's kernels run on a GPU."""
-    if device.startswith("cuda"):
-        import torch  # noqa: PLC0415  # the backend has imported it, if it needs it
-
-        torch.cuda.set_device(device)
+def _thread(number: int) -> Executor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"tandem-runner-{number}")

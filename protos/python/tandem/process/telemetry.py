@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import logging
+import os
 import sys
 import threading
-from collections.abc import Mapping
-from typing import Any, TextIO
+from collections.abc import Callable, Mapping
+from typing import TextIO
 
 import structlog
 from structlog.typing import EventDict
@@ -18,14 +18,21 @@ from tandem.network.listen_address import unprotected
 class LineLogger:
     """
     Logger that writes each line at once, and drops a line that cannot be written: a full disk or a
-    closed pipe must not end the service. The first line that can be written again is followed by
-    one that counts the dropped lines.
+    closed pipe must not end the service. A line that was cut counts as dropped, and the next one
+    begins on a line of its own. The first line that can be written again is followed by one that
+    counts the dropped lines.
+
+    Nothing waits in a buffer. It would keep lines that were counted as dropped, and fail once more
+    when Python flushes it at its end, with an exit code of 120.
 
     One object serves all loggers of a process, from any thread.
+
+    Args:
+        file: File whose descriptor is written to; the file itself where it has none.
     """
 
     def __init__(self, file: TextIO) -> None:
-        self._file = file
+        self._write = _writer_of(file)
         self._lock = threading.Lock()
         self._num_dropped = 0
 
@@ -33,8 +40,7 @@ class LineLogger:
         """Write one rendered event."""
         with self._lock:
             try:
-                self._file.write(line + "\n")
-                self._file.flush()
+                self._write(line + "\n")
             except OSError:
                 self._num_dropped += 1
                 return
@@ -58,7 +64,7 @@ def configure_logging(level: str, log_format: str) -> None:
         renderer = structlog.processors.JSONRenderer()
     else:
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    lines = LineLogger(_unbuffered(sys.stderr))
+    lines = LineLogger(sys.stderr)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -74,19 +80,41 @@ def configure_logging(level: str, log_format: str) -> None:
     )
 
 
-def _unbuffered(file: TextIO) -> TextIO:
-    """
-    Return a writer to a file's descriptor that keeps nothing that it could not write; the file
-    itself where it has no descriptor.
-
-    A buffer would keep lines that were counted as dropped, and fail once more when Python flushes
-    it at its end, with an exit code of 120.
-    """
+def _writer_of(file: TextIO) -> Callable[[str], None]:
+    """Return a function that writes text to a file at once, or raises an OSError."""
     try:
-        raw: Any = io.FileIO(file.fileno(), "w", closefd=False)
+        return _Descriptor(file.fileno(), file.encoding).write
     except OSError:  # a replacement in memory
-        return file
-    return io.TextIOWrapper(raw, encoding=file.encoding, errors=file.errors, write_through=True)
+
+        def write(text: str) -> None:
+            file.write(text)
+            file.flush()
+
+        return write
+
+
+class _Descriptor:
+    """Writer of whole lines to a file's descriptor, which may take a part of what it is given."""
+
+    def __init__(self, number: int, encoding: str) -> None:
+        self._number = number
+        self._encoding = encoding
+        self._is_cut = False
+        """True while what was written last is a part of a line."""
+
+    def write(self, text: str) -> None:
+        """
+        Write lines, below a line that was cut.
+
+        Raises:
+            OSError: They could not be written, or were cut.
+        """
+        separator = "\n" if self._is_cut else ""
+        rest = (separator + text).encode(self._encoding, "backslashreplace")
+        while rest:
+            num_written = os.write(self._number, rest)
+            self._is_cut = rest[num_written - 1] != ord("\n")
+            rest = rest[num_written:]
 
 
 def log_worded(

@@ -21,7 +21,7 @@ from tandem_embedded import (
 )
 from tandem_embedded.backend import geometry_of
 from tests.clients.embedded.fake_backend import FakeRunner
-from tests.clients.embedded.parallel.fleet import CONFIG, backend_of
+from tests.clients.embedded.parallel.fleet import CONFIG, backend_of, check_all, submit_all
 
 DEVICE = "cuda:1"
 
@@ -64,11 +64,7 @@ def current(monkeypatch: pytest.MonkeyPatch) -> CurrentDevice:
         yield
         found.name = before
 
-    def use(device: str) -> None:
-        found.name = device
-
     monkeypatch.setattr(torch.cuda, "device", on)
-    monkeypatch.setattr(torch.cuda, "set_device", use)
     return found
 
 
@@ -93,6 +89,20 @@ def test_lone_runner_computes_on_its_device_on_any_thread(current: CurrentDevice
     assert 0 < in_thread < len(runner.devices)
     assert {DEVICE} == set(runner.devices)
     assert "cuda:0" == current.name
+
+
+def test_each_of_several_runners_computes_on_its_device(current: CurrentDevice):
+    """
+    Runners on threads of their own launch on their devices, each on its own.
+    """
+    runners = [NotingRunner(current) for _ in range(2)]
+    backends = [
+        backend_of(runner, device=f"cuda:{number}") for number, runner in enumerate(runners)
+    ]
+    with InferenceEngine(CONFIG, backend=backends, tokenizer=SimpleTokenizer()) as engine:
+        submit_all(engine)
+        check_all(engine)
+    assert [{"cuda:0"}, {"cuda:1"}] == [set(runner.devices) for runner in runners]
 
 
 def test_executor_driven_by_hand_computes_on_its_device(current: CurrentDevice):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -41,6 +43,19 @@ class LaunchingRunner(FakeRunner):
         return collect
 
 
+class NotingRunner(LaunchingRunner):
+    """A runner that notes columns of each batch, those that no two batches share."""
+
+    def __init__(self, *given: object) -> None:
+        super().__init__(*given)
+        self.columns: list[weakref.ref[object]] = []
+
+    def execute(self, batch: Batch, step_id: int) -> StepResult:
+        columns = (batch.row_start, batch.release_slot)
+        self.columns += [weakref.ref(column) for column in columns if len(column)]
+        return super().execute(batch, step_id)
+
+
 class StoppedAccord(Accord):
     """An accord of ranks that stopped at different places."""
 
@@ -68,6 +83,19 @@ def test_steps_of_all_lanes_are_under_way_at_once(num_stages, window):
     check_all(engine)
     assert num_stages <= runner.most_under_way <= num_stages * window
     assert 0 == runner.num_under_way
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_batch_is_let_go_once_its_result_is_applied(num_stages):
+    """
+    An engine without work keeps no batch of a step that is over.
+    """
+    engine, runner = staged(NotingRunner, num_stages)
+    submit_all(engine)
+    check_all(engine)
+    gc.collect()
+    assert runner.columns
+    assert not any(column() is not None for column in runner.columns)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("device"), OutOfMemory("full")])
