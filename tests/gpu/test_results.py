@@ -42,7 +42,7 @@ ROWS = {
         step("llama-8b", 64, 90.0),
     ],
     "decode steps of qwen3-4b": [step("qwen3-4b", 32, 69.0)],
-    "idle": [{"idle_percent": 2.0}],
+    "idle": [{"idle_percent": 2.0, "rows_per_step": 63.5}],
     "offline": [
         {"engine": "ceiling", "output_tokens_per_s": 60.0},
         {
@@ -133,6 +133,14 @@ class TestAims:
         found = [aim.found for aim in aims(passed({"offline": late})) if "offline" in aim.text]
         assert [None, None] == found
 
+    def test_idle_share_of_smaller_steps_is_not_judged(self):
+        """
+        A share that was measured while steps had fewer than 64 rows is not held against the aim.
+        """
+        row = {"idle_percent": 2.0, "rows_per_step": 62.0}
+        (found,) = (aim for aim in aims(passed({"idle": [row]})) if "device idle" in aim.text)
+        assert "not measured" == found.verdict
+
     def test_memory_that_was_not_watched_is_not_judged(self):
         """
         Kills on a machine without a device say nothing about a device's memory.
@@ -172,7 +180,7 @@ class TestPage:
                 name="idle",
                 status="passed",
                 seconds=1.0,
-                rows=[{"idle_percent": 4.0, "rows": None}],
+                rows=[{"idle_percent": 4.0, "rows_per_step": 64.0, "rows": None}],
                 made=made,
             ),
             Outcome(
@@ -185,7 +193,7 @@ class TestPage:
         assert "| idle | passed | 1.0 | 1 rows | then | abc | none |" in page
         assert "through gRPC, % | at most 3 | 4 | missed |" in page
         assert "skipped:\n\n```\n3 s were left\n```" in page
-        assert "| 4 | - |" in page
+        assert "| 4 | 64 | - |" in page
         assert "off line: skipped\noh\n" == (tmp_path / "logs/off-line.txt").read_text()
 
     def test_tiny_run_judges_nothing(self, tmp_path):

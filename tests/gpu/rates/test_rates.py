@@ -54,7 +54,7 @@ class TestServices:
         (row,) = run_part(idle)
         assert 2 == row["rows"]
         assert row["steps"] >= 10
-        assert 0 <= row["idle_percent"] < 100
+        assert row["idle_percent"] < 100
         assert 0 < row["rows_per_step"] <= 2
 
     def test_clients_latencies_are_measured_by_requests_in_flight(self, run_part):
@@ -81,6 +81,26 @@ class TestServices:
             assert row["memory_back_s"] is None
         assert (0, 0) == (last["different"], last["failed"])
         assert last["compared_tokens"] >= 2 * 3 * 4
+
+
+class TestIdle:
+    def test_share_is_the_clock_time_that_no_step_took(self):
+        """
+        Between two looks 100 steps of 64 rows took 9 of 10 seconds, so that the device was idle for a tenth.
+        """
+        before = idle.Totals(at_s=5.0, steps=10, tokens=700, busy_s=3.0)
+        after = idle.Totals(at_s=15.0, steps=110, tokens=7100, busy_s=12.0)
+        found = idle.between(before, after)
+        assert (64, 100, 100.0) == (found["rows_per_step"], found["steps"], found["step_ms"])
+        assert found["idle_percent"] == pytest.approx(10)
+
+    def test_steps_that_overlap_show_as_less_than_no_idle_time(self):
+        """
+        Steps that took more time than the clock's are not told as a device that is never idle.
+        """
+        before = idle.Totals(at_s=0.0, steps=0, tokens=0, busy_s=0.0)
+        after = idle.Totals(at_s=10.0, steps=1, tokens=1, busy_s=11.0)
+        assert idle.between(before, after)["idle_percent"] == pytest.approx(-10)
 
 
 class TestLiveStreams:
