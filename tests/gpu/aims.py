@@ -221,9 +221,14 @@ def _share_of_ceiling(rows: Rows) -> float | None:
 
 def _over_transformers(rows: Rows) -> float | None:
     """
-    Return our rate over transformers'; if transformers did not finish, its rate was lower still.
+    Return our rate over transformers'; if transformers did not finish, its rate over the time that
+    it was timed was lower still, and if its timed part did not begin, there is none.
     """
-    theirs = [row["output_tokens_per_s"] for row in rows if row["engine"] == "transformers"]
+    theirs = [
+        row["output_tokens_per_s"]
+        for row in rows
+        if row["engine"] == "transformers" and row["output_tokens_per_s"] is not None
+    ]
     ours = [row["output_tokens_per_s"] for row in _finished(rows)]
     return ours[0] / theirs[0] if ours and theirs else None
 

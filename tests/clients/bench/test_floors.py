@@ -14,7 +14,7 @@ from tandem_bench.device.floors import (
 )
 from tandem_bench.device.offline_floor import offline_floor
 from tandem_bench.device.shapes import SHAPES
-from tests.gpu.rates.workload import Requests
+from tests.gpu.rates.workload import OfflineRequests
 
 H200 = Ceilings(bytes_per_s=4.3e12, flop_per_s=788e12)
 BF16_BYTES = 2
@@ -115,7 +115,7 @@ class TestOfflineFloor:
         """
         The 256 requests with 133,966 output tokens take the seconds, part by part, that follow by hand from an H200's rates.
         """
-        requests = Requests.draw(256, 100, 1024, SHAPES[name].vocab_size)
+        requests = OfflineRequests.draw(256, 100, 1024, SHAPES[name].vocab_size)
         floor = offline_floor(
             SHAPES[name],
             BF16_BYTES,

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 from dataclasses import make_dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tandem_bench.device.floors import Ceilings
 from tandem_bench.offline.engines import transformers_batch
 from tests.gpu.plan import groups_on_cpu
 from tests.gpu.rates import idle, offline, recovery, serve, tokens
 from tests.gpu.rates.device_memory import Look, first_with
 from tests.gpu.rates.live_streams import LiveStream, LiveStreams, num_different, went_on_s
 from tests.gpu.rates.tokens import Answer, compared
-from tests.gpu.rates.workload import Requests
+from tests.gpu.rates.workload import OfflineRequests
 
 
 @pytest.fixture
@@ -40,7 +43,7 @@ class TestWorkload:
         """
         Seed 0 with 256 requests of 100 to 1,024 tokens asks for 133,966 output tokens, as nano-vllm's does.
         """
-        requests = Requests.draw(256, 100, 1024, vocab_size=128256)
+        requests = OfflineRequests.draw(256, 100, 1024, vocab_size=128256)
         assert 133_966 == requests.num_output_tokens
         assert {True} == {100 <= len(prompt) <= 1024 for prompt in requests.prompts}
 
@@ -188,19 +191,69 @@ class TestOffline:
         assert "share_of_ceiling" not in ceiling
         assert [0.75, 0.1] == [row["share_of_ceiling"] for row in engines]
 
+    @pytest.mark.parametrize(("printed", "rate"), [(b"begun {}\n", 3.4), (None, None)])
+    def test_late_engine_has_a_rate_only_since_its_timed_part_began(
+        self, monkeypatch, capsys, printed, rate
+    ):
+        """
+        Of an engine that is ended, all tokens over the time since it began to be timed are told, without a share; none if it did not begin.
+        """
+        monkeypatch.setattr(offline, "time", SimpleNamespace(monotonic=lambda: 110.0))
+        num_tokens = offline._requests(tiny=True).num_output_tokens
+
+        def run_out(command, **_options):
+            if "ceiling" in command:
+                told = json.dumps({"engine": "ceiling", "output_tokens_per_s": 9.0})
+                return SimpleNamespace(returncode=0, stdout=told)
+            began = printed and printed.replace(b"{}", str(110.0 - num_tokens / 3.4).encode())
+            raise subprocess.TimeoutExpired(command, 60, output=began)
+
+        monkeypatch.setattr(offline.subprocess, "run", run_out)
+        monkeypatch.setattr(offline, "write_model", lambda *_, **__: Path())
+        monkeypatch.setattr(sys, "argv", ["offline", "--tiny"])
+        assert (0 if rate else 1) == offline.main()
+        _, *engines = json.loads(capsys.readouterr().out)
+        for row in engines:
+            assert not row["finished"]
+            assert "share_of_ceiling" not in row
+            assert row["output_tokens_per_s"] == (rate and pytest.approx(rate))
+
+    def test_engines_are_warmed_up_by_as_many_requests_of_a_few_tokens(self):
+        """
+        An engine meets the real number of requests before it is timed, with prompts of which no prefix comes again.
+        """
+        served = []
+
+        def serve(asked):
+            served.append(asked)
+            return asked.num_output_tokens
+
+        requests = OfflineRequests.draw(16, 20, 90, 1000)
+        num_tokens, _ = offline._timed(serve, requests)
+        warming, timed = served
+        assert requests is timed
+        assert requests.num_output_tokens == num_tokens
+        assert 16 * 4 == warming.num_output_tokens
+        pairs = list(zip(warming.prompts, requests.prompts, strict=True))
+        assert all(len(one) == len(other) and one[0] != other[0] for one, other in pairs)
+
     @pytest.mark.slow
-    def test_ceiling_follows_from_measured_rates(self):
+    def test_ceiling_follows_from_measured_rates(self, monkeypatch):
         """
         The ceiling's parts add up, and a device with twice the rates would need half of each.
         """
         given = offline._parser().parse_args(["--device", "cpu", "--tiny"])
         row = offline._ceiling(given)
-        requests = offline._requests(tiny=True)
         assert row["seconds"] == pytest.approx(row["prompts_s"] + row["weights_s"] + row["kv_s"])
         assert row["output_tokens_per_s"] == pytest.approx(
-            requests.num_output_tokens / row["seconds"]
+            offline._requests(tiny=True).num_output_tokens / row["seconds"]
         )
-        assert min(row["bytes_per_s"], row["flop_per_s"]) > 0
+        double = Ceilings(bytes_per_s=2 * row["bytes_per_s"], flop_per_s=2 * row["flop_per_s"])
+        assert 0 < row["bytes_per_s"]
+        monkeypatch.setattr(offline, "measure_ceilings", lambda *_: double)
+        faster = offline._ceiling(given)
+        for part in ("prompts_s", "weights_s", "kv_s", "seconds"):
+            assert row[part] == pytest.approx(2 * faster[part])
 
 
 class TestTokens:
@@ -248,7 +301,7 @@ class TestTokens:
         """
         Of 64 requests every other one is greedy, and none is longer than a runner holds.
         """
-        requests = tokens.Requests.of(tiny=False)
+        requests = tokens.TokenRequests.of(tiny=False)
         assert 64 == len(requests.prompt_len)
         assert {0.0} == {each.temperature for each in requests.samplings[::2]}
         assert all(each.temperature > 0 for each in requests.samplings[1::2])
