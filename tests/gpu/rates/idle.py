@@ -21,7 +21,13 @@ from typing import Any
 
 from tandem.process.printing_commands import end_by_signals
 from tests.gpu.rates.offline import write_model
-from tests.gpu.rates.services import Services, metric_lines, metric_sum, services_parser
+from tests.gpu.rates.services import (
+    Services,
+    bench_serve,
+    metric_lines,
+    metric_sum,
+    services_parser,
+)
 from tests.waiting import wait_until
 
 _BUSY = ("tandem_executor_forward_time_seconds_sum", "tandem_executor_sample_time_seconds_sum")
@@ -29,6 +35,7 @@ _STEPS = "tandem_executor_forward_time_seconds_count"
 _TOKENS = "tandem_generation_tokens_total"
 _RUNNING = "tandem_requests_running"
 _PROMPT_LEN = 32
+_MOST_S = 200
 _LOOK_S = 0.5
 """Seconds between looks: a page of metrics takes the scheduler time that steps would wait for."""
 _ROUNDS = 10_000
@@ -65,11 +72,15 @@ def _under_load(given: argparse.Namespace, services: Services, output_len: int) 
     that there are always as many.
     """
     metrics = services.metrics_address
-    flags = ["--address", services.address, "--concurrency", str(given.rows)]
-    flags += ["--input-len", str(_PROMPT_LEN), "--output-len", str(output_len)]
-    flags += ["--requests", str(given.rows * _ROUNDS), "--processes", str(min(8, given.rows))]
-    flags += ["--warm-up", "0", "--max-time-s", "200"]
-    command = [sys.executable, "-m", "tandem_client", "bench", "serve", *flags, "--json"]
+    command = bench_serve(
+        services.address,
+        concurrency=given.rows,
+        requests=given.rows * _ROUNDS,
+        input_len=_PROMPT_LEN,
+        output_len=output_len,
+        max_time_s=_MOST_S,
+        more=["--warm-up=0"],
+    )
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as load:
         try:
             wait_until(

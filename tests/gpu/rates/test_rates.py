@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from dataclasses import make_dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,6 +85,24 @@ class TestServices:
             assert row["memory_back_s"] is None
         assert (0, 0) == (last["different"], last["failed"])
         assert last["compared_tokens"] >= 2 * 3 * 4
+
+
+class TestServe:
+    def test_load_without_an_answer_has_a_row_that_says_so(self, monkeypatch, tmp_path, capsys):
+        """
+        Loads in which no request succeeded are rows with 0 answers, and the part fails.
+        """
+        services = SimpleNamespace(address="127.0.0.1:1")
+        monkeypatch.setattr(serve, "Services", lambda *_, **__: nullcontext(services))
+        monkeypatch.setattr(serve, "write_model", lambda *_, **__: tmp_path)
+        failed = SimpleNamespace(returncode=1, stdout="")
+        monkeypatch.setattr(serve.subprocess, "run", lambda *_, **__: failed)
+        monkeypatch.setattr(sys, "argv", ["serve", "--concurrency", "2", "4"])
+        assert 1 == serve.main()
+        rows = json.loads(capsys.readouterr().out)
+        assert [(2, 8, 0), (4, 12, 0)] == [
+            (row["in flight"], row["asked"], row["answered"]) for row in rows
+        ]
 
 
 class TestIdle:
