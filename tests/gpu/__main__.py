@@ -69,7 +69,8 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="gpu-run-") as models:
         _run_groups(given, _chosen(make_groups(Path(models)), given), Path(models), report)
     for aim in [] if given.tiny else aims(report.outcomes):
-        _say(f"{aim.verdict:>12}: {aim.text} ({'-' if aim.found is None else f'{aim.found:.4g}'})")
+        found = "-" if aim.found is None else f"{aim.found:.4g}"
+        _say(f"{aim.verdict:>12}: {aim.text} ({'; '.join(filter(None, (found, aim.basis)))})")
     _say(f"written to {folder}")
     return 0 if all(outcome.status == "passed" for outcome in report.own) else 1
 
