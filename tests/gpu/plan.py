@@ -131,7 +131,6 @@ def groups_on_cpu(folder: Path) -> list[Group]:
                 name=f"{operation} attention",
                 arguments=(*_BENCH, "kernels", *quick, "--operation", operation),
                 limit_s=120,
-                allowed_codes=(0, 1),
             )
             for operation in ("decode", "prefill")
         ),
@@ -181,7 +180,6 @@ def _operations() -> Part:
             *("--model", *_MODELS, "--operation", "rows", "sampling", "patch"),
         ),
         limit_s=55,
-        allowed_codes=(0, 1),
     )
 
 
@@ -194,7 +192,6 @@ def _attention(operation: str, limit_s: float) -> Part:
             *("--model", "llama-8b", "--operation", operation),
         ),
         limit_s=limit_s,
-        allowed_codes=(0, 1),
     )
 
 

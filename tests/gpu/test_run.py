@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -64,6 +65,18 @@ class TestPart:
         outcome = run("-c", code)
         assert "failed" == outcome.status
         assert outcome.detail.startswith(detail)
+
+    def test_benchmark_of_a_kernel_that_crashes_fails_with_its_rows(self):
+        """
+        Whatever part of the plan ends with 1 has failed, and what it measured before still counts.
+        """
+        code = "import sys; print('[{\"x\": 1}]'); sys.exit(1)"
+        for part in parts_of([*groups_on_gpu(Path()), *groups_on_cpu(Path())]):
+            if "kernels" in part.arguments:
+                crashing = replace(part, arguments=("-c", code), least_s=0.0)
+                found: list[Outcome] = []
+                run_parts([crashing], left_s=90, environment=dict(os.environ), tell=found.append)
+                assert [("failed", [{"x": 1}])] == [(each.status, each.rows) for each in found]
 
     @pytest.mark.slow
     def test_part_that_takes_too_long_is_ended_with_all_it_started(self, tmp_path, monkeypatch):
