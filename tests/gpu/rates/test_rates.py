@@ -16,6 +16,7 @@ import torch
 
 from tandem_bench.device.floors import Ceilings
 from tandem_bench.offline.engines import transformers_batch
+from tests.gpu.parts import read_rows
 from tests.gpu.plan import groups_on_cpu
 from tests.gpu.rates import idle, offline, recovery, serve, tokens
 from tests.gpu.rates.device_memory import Look, first_with
@@ -315,6 +316,23 @@ class TestTokens:
         monkeypatch.setattr(sys, "argv", ["tokens", "--device", "cpu", "--tiny"])
         assert 1 == tokens.main()
         assert 2 == len(json.loads(capsys.readouterr().out))
+
+    def test_rows_of_float32_are_there_when_time_runs_out_later(self, monkeypatch, capsys):
+        """
+        The rows of float32 come first and at once, so that a part that is ended in bfloat16 has them.
+        """
+
+        def compare(dtype, _device, _requests):
+            if dtype == "bfloat16":
+                (row,) = read_rows(capsys.readouterr().out)
+                assert "float32" == row["dtype"]
+                raise TimeoutError
+            yield {"dtype": dtype, "beyond_margin": 0}
+
+        monkeypatch.setattr(tokens, "compare", compare)
+        monkeypatch.setattr(sys, "argv", ["tokens", "--device", "cpu", "--tiny"])
+        with pytest.raises(TimeoutError):
+            tokens.main()
 
     def test_requests_are_half_greedy_and_fit(self):
         """
