@@ -47,6 +47,8 @@ _GENERATED = "tandem.executor.v1.executor_service_pb2_grpc"
 WEIGHTS_S, FLASHINFER_S = 80.0, 165.0
 """Longest times to draw weights, and for FlashInfer to compile."""
 _POLL_S = 0.1
+_FIRST_OWN_MAJOR = 9
+"""First architecture with instructions that later ones lack, which the suffix asks for."""
 _VERSIONS = ("triton", "transformers", "flashinfer-python", "numpy", "grpcio", "protobuf")
 """Distributions whose versions are told beside PyTorch's."""
 EXIT_WRONG_USAGE = 2
@@ -217,7 +219,15 @@ def _environment(device: str) -> dict[str, str]:
     toolkit = Path("/usr/local/cuda")
     if "CUDA_HOME" not in made and toolkit.is_dir():
         made["CUDA_HOME"] = str(toolkit)
-    return made | {"FLASHINFER_CUDA_ARCH_LIST": "9.0a"}
+    return made | {"FLASHINFER_CUDA_ARCH_LIST": _architecture()}
+
+
+def _architecture() -> str:
+    """Return the device's architecture as FlashInfer compiles for it: from 9.0 on its own alone."""
+    import torch  # noqa: PLC0415  # takes seconds
+
+    major, minor = torch.cuda.get_device_capability(0)
+    return f"{major}.{minor}{'a' if major >= _FIRST_OWN_MAJOR else ''}"
 
 
 def _preparing(groups: Sequence[Group], models: Path) -> list[Part]:

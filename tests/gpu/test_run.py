@@ -394,6 +394,17 @@ class TestScript:
         assert {"triton", "transformers", "flashinfer-python", "processor"} <= set(about)
         assert "absent" == script._version("no-such-distribution")
 
+    @pytest.mark.parametrize(
+        ("capability", "name"), [((9, 0), "9.0a"), ((8, 0), "8.0"), ((10, 3), "10.3a")]
+    )
+    def test_flashinfer_compiles_for_the_device_that_is_there(self, monkeypatch, capability, name):
+        """
+        FlashInfer is told the architecture of the device, with its own instructions from 9.0 on.
+        """
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        assert name == script._environment("cuda")["FLASHINFER_CUDA_ARCH_LIST"]
+        assert "FLASHINFER_CUDA_ARCH_LIST" not in script._environment("cpu")
+
     @pytest.mark.slow
     def test_tiny_runs_on_a_cpu_add_to_one_page(self, tmp_path):
         """

@@ -3,7 +3,8 @@
 batching, with the same random weights, on one device. Prints a JSON list.
 
 The first row is the least time of the same requests at the bandwidth and the matrix rate that the device has in this run
-(`offline_floor`), of which the others tell their share.
+(`offline_floor`), of which the others tell their share: that of a schedule that computes prompts apart from decodes. One that mixes
+them could overlap products with reads; `overlapped_tokens_per_s` is the most of such a one.
 
 Each engine's process says when its timed part begins. One that does not finish in time has a rate below all tokens over the time since
 then, and is reported so; one whose timed part never began has no rate.
@@ -145,6 +146,7 @@ def _ceiling(given: argparse.Namespace) -> dict[str, Any]:
         "weights_s": floor.weights_s,
         "kv_s": floor.kv_s,
         "seconds": floor.total_s,
+        "overlapped_tokens_per_s": floor.num_tokens / floor.overlapped_s,
     }
 
 
