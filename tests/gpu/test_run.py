@@ -79,7 +79,7 @@ class TestPart:
 
     def test_benchmark_of_a_kernel_that_crashes_fails_with_its_rows(self):
         """
-        Whatever part of the plan ends with 1 has failed, and what it measured before still counts.
+        A benchmark of the plan that ends with 1 has failed, and what it measured before still counts.
         """
         code = "import sys; print('[{\"x\": 1}]'); sys.exit(1)"
         for part in parts_of([*groups_on_gpu(Path()), *groups_on_cpu(Path())]):
