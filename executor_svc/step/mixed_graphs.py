@@ -98,8 +98,12 @@ class MixedGraphs:
             queue: The device's queue.
         """
         self._step.prepare(batch, rows, slots, self._sampling, shape)
+        started = queue.mark()
         self._graphs.replay(shape)
         told = self._step.tokens(len(rows.slot))
         return Launched(
-            fetch=partial(fetch_tokens, told), forwarded=queue.mark(), graph=shape.num_tokens
+            fetch=partial(fetch_tokens, told),
+            started=started,
+            forwarded=queue.mark(),
+            graph=shape.num_tokens,
         )

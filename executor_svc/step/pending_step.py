@@ -32,7 +32,8 @@ class PendingStep:
         vocab_size: Size of the vocabulary, for messages.
         graph: As in `StepResult`.
         device_memory_bytes: Bytes of weights and KV.
-        started: Time at which the device began the step.
+        started: Time at which the device began to compute the step, marked after all that the host
+            does before a launch: a device without work would seem busy meanwhile.
         forwarded: Time at which it had computed hidden states or logits, or, if the same launch
             also draws, the tokens.
         ended: Time at which it had the tokens; those of another stage may be on their way.
@@ -91,6 +92,7 @@ class Launched:
 
     Attributes:
         fetch: Begins to copy them to the host; the function that it returns waits for them.
+        started: As in `PendingStep`.
         forwarded: As in `PendingStep`.
         graph: As in `StepResult`.
         scores: Scores of prompt tokens, if a row asked for any.
@@ -98,6 +100,7 @@ class Launched:
     """
 
     fetch: Callable[[DeviceQueue], Callable[[], Sampled]]
+    started: Mark
     forwarded: Mark
     graph: int = 0
     scores: PromptScores | None = None

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from executor_svc.device.out_of_memory import is_out_of_memory, step_out_of_memory
 from executor_svc.device.queue import DeviceQueue, queue_of
+from executor_svc.device.queue import Mark as Moment
 from executor_svc.device.upload import upload
 from executor_svc.memory.decode_bytes import RING_LINES
 from executor_svc.memory.kv_memory import KvMemory
@@ -199,7 +200,6 @@ class ModelRunner:
             raise step_out_of_memory(error, batch, self._kv_knob) from error
 
     def _launch(self, batch: Batch, step_id: int) -> PendingStep:
-        started = self._queue.mark()
         self._apply(batch)
         rows, scored = sampling_rows(batch), scored_tokens(batch, self._sampling)
         with torch.inference_mode():
@@ -224,7 +224,7 @@ class ModelRunner:
             vocab_size=self._model.config.vocab_size,
             graph=launched.graph,
             device_memory_bytes=self._model.weight_bytes + self._kv.device_bytes,
-            started=started,
+            started=launched.started,
             forwarded=launched.forwarded,
             ended=ended,
         )
@@ -311,22 +311,22 @@ class ModelRunner:
             if self._static is not None:
                 self._static.admit(admission)
 
-    def _forward(self, batch: Batch) -> Tensor:
+    def _forward(self, batch: Batch) -> tuple[Moment, Tensor]:
         if len(batch.row_slot) == 0:
-            return self._decoder.no_hidden_states()
+            return self._queue.mark(), self._decoder.no_hidden_states()
         tokens = self._tokens if self._results is None or self._results.is_first else None
         inputs = decoder_inputs(batch, self._slots, tokens, self._shape, self._windows)
-        return self._decoder.forward(inputs, self._kv.layers)
+        return self._queue.mark(), self._decoder.forward(inputs, self._kv.layers)
 
     def _compute(
         self, batch: Batch, rows: SamplingRows, scored: ScoredTokens | None = None
     ) -> Launched:
         """Compute a step of any rows eagerly; its inputs are sent with it."""
-        hidden = self._forward(batch)
+        started, hidden = self._forward(batch)
         forwarded = self._queue.mark()
         if self._results is not None and not self._results.is_last:
             return self._results.receive(
-                rows, scored, forwarded, self._queue, num_tokens=len(hidden)
+                rows, scored, started, forwarded, self._queue, num_tokens=len(hidden)
             )
         scores = None
         if scored is not None:
@@ -336,7 +336,8 @@ class ModelRunner:
             self._tokens.write(rows.slot, rows.position, sampled.token)
         if self._results is not None:
             self._results.send(sampled, scores, num_tokens=len(hidden))
-        return Launched(fetch=partial(fetch_sampled, sampled), forwarded=forwarded, scores=scores)
+        fetch = partial(fetch_sampled, sampled)
+        return Launched(fetch=fetch, started=started, forwarded=forwarded, scores=scores)
 
     def _sample(self, hidden: Tensor, rows: SamplingRows) -> Sampled:
         if len(rows.slot) == 0:
@@ -386,13 +387,9 @@ class ModelRunner:
         )
 
     def _new_state(self) -> tuple[SlotState, SlotTokens]:
-        max_blocks = math.ceil(self._max_model_len / self._kv.block_size)
-        slots = SlotState(
-            self._num_slots,
-            max_blocks,
-            self._kv.block_size,
-            self._kv.num_blocks,
-            self._kv.num_host_blocks,
-        )
+        kv = self._kv
+        max_blocks = math.ceil(self._max_model_len / kv.block_size)
+        sizes = max_blocks, kv.block_size, kv.num_blocks, kv.num_host_blocks
+        slots = SlotState(self._num_slots, *sizes)
         vocab_size, device = self._model.config.vocab_size, self._model.device
         return slots, SlotTokens(self._num_slots, self._max_model_len, vocab_size, device)

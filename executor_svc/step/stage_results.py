@@ -77,6 +77,7 @@ class StageResults:
         self,
         rows: SamplingRows,
         scored: ScoredTokens | None,
+        started: Mark,
         forwarded: Mark,
         queue: DeviceQueue,
         *,
@@ -89,6 +90,7 @@ class StageResults:
         Args:
             rows: The rows that sample.
             scored: The prompt tokens that the step scores.
+            started: As in `Launched`.
             forwarded: As in `Launched`.
             queue: Queue of the device.
             num_tokens: Number of tokens that the step computes.
@@ -105,6 +107,7 @@ class StageResults:
             self._tokens.write_late(rows.slot, rows.position, token, arrival)
         return Launched(
             fetch=partial(_fetch_received, sampled),
+            started=started,
             forwarded=forwarded,
             scores=scores,
             queue=queue.after(arrival.wait),

@@ -89,10 +89,12 @@ class StaticDecodes:
         num_rows = len(rows.slot)
         sampling, margin_eps = self._sampling, self._margin_eps
         if sampling.drawn_by_graphs(rows.slot, rows.position, margin_eps=margin_eps):
-            filters = sampling.has_filters(rows.slot)
-            graph = self._run(num_rows, Drawing.FILTERED if filters else Drawing.PLAIN)
+            drawing = Drawing.FILTERED if sampling.has_filters(rows.slot) else Drawing.PLAIN
+            started = queue.mark()
+            graph = self._run(num_rows, drawing)
             fetch = partial(fetch_tokens, self.step.launched())
-            return Launched(fetch=fetch, forwarded=queue.mark(), graph=graph)
+            return Launched(fetch=fetch, started=started, forwarded=queue.mark(), graph=graph)
+        started = queue.mark()
         graph = self._run(num_rows, Drawing.OUTSIDE)
         forwarded = queue.mark()
         sampled = sampling.draw(
@@ -105,7 +107,8 @@ class StaticDecodes:
         )
         self.step.finish(sampled.token, sampled.valid)
         self.step.launched()
-        return Launched(fetch=partial(fetch_sampled, sampled), forwarded=forwarded, graph=graph)
+        fetch = partial(fetch_sampled, sampled)
+        return Launched(fetch=fetch, started=started, forwarded=forwarded, graph=graph)
 
 
 def _run_plainly(step: DecodeStep, num_rows: int, drawing: Drawing) -> int:

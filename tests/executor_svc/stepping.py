@@ -88,7 +88,7 @@ def forward_logits(runner: ModelRunner, plan: Batch) -> torch.Tensor:
     """
     runner._apply(plan)
     with torch.inference_mode():
-        return runner._decoder.project(runner._forward(plan)).float()
+        return runner._decoder.project(runner._forward(plan)[1]).float()
 
 
 @dataclass

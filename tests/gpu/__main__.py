@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -21,7 +21,16 @@ from typing import Any
 
 from tandem.process.printing_commands import end_by_signals
 from tests.gpu.aims import aims
-from tests.gpu.parts import EXIT_NO_DEVICE, ROOT, Child, Outcome, Part, nothing_read, run_parts
+from tests.gpu.parts import (
+    EXIT_NO_DEVICE,
+    ROOT,
+    Child,
+    Outcome,
+    Part,
+    Tell,
+    nothing_read,
+    run_parts,
+)
 from tests.gpu.plan import BUDGET_S, STAGES, Group, groups_on_cpu, groups_on_gpu
 from tests.gpu.results import Results, UnfitResults, earlier_outcomes, merged, write_results
 
@@ -35,6 +44,11 @@ NEEDED = (
 """Modules that all parts or some need."""
 _GENERATED = "tandem.executor.v1.executor_service_pb2_grpc"
 """Code that refuses to be imported where protobuf or gRPC is older than what made it."""
+WEIGHTS_S, FLASHINFER_S = 80.0, 165.0
+"""Longest times to draw weights, and for FlashInfer to compile."""
+_POLL_S = 0.1
+_FIRST_OWN_MAJOR = 9
+"""First architecture with instructions that later ones lack, which the suffix asks for."""
 _VERSIONS = ("triton", "transformers", "flashinfer-python", "numpy", "grpcio", "protobuf")
 """Distributions whose versions are told beside PyTorch's."""
 EXIT_WRONG_USAGE = 2
@@ -69,7 +83,8 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="gpu-run-") as models:
         _run_groups(given, _chosen(make_groups(Path(models)), given), Path(models), report)
     for aim in [] if given.tiny else aims(report.outcomes):
-        _say(f"{aim.verdict:>12}: {aim.text} ({'-' if aim.found is None else f'{aim.found:.4g}'})")
+        found = "-" if aim.found is None else f"{aim.found:.4g}"
+        _say(f"{aim.verdict:>12}: {aim.text} ({'; '.join(filter(None, (found, aim.basis)))})")
     _say(f"written to {folder}")
     return 0 if all(outcome.status == "passed" for outcome in report.own) else 1
 
@@ -84,8 +99,10 @@ def _run_groups(
         for group in groups
     ]
     preparing = [] if given.device == "cpu" else _preparing(chosen, models)
-    with _preparations(preparing, environment) as preparations:
+    with _preparations(preparing, environment, report.add) as finish:
         for group in chosen:
+            if group.is_timed and group.parts:
+                finish(ends_s)
             run_parts(
                 group.parts,
                 left_s=min(group.limit_s, ends_s - time.monotonic()),
@@ -93,8 +110,6 @@ def _run_groups(
                 tell=report.add,
                 at_once=group.at_once,
             )
-    for outcome in preparations:
-        report.add(outcome)
 
 
 def _chosen(groups: Sequence[Group], given: argparse.Namespace) -> list[Group]:
@@ -204,38 +219,59 @@ def _environment(device: str) -> dict[str, str]:
     toolkit = Path("/usr/local/cuda")
     if "CUDA_HOME" not in made and toolkit.is_dir():
         made["CUDA_HOME"] = str(toolkit)
-    return made | {"FLASHINFER_CUDA_ARCH_LIST": "9.0a"}
+    return made | {"FLASHINFER_CUDA_ARCH_LIST": _architecture()}
+
+
+def _architecture() -> str:
+    """Return the device's architecture as FlashInfer compiles for it: from 9.0 on its own alone."""
+    import torch  # noqa: PLC0415  # takes seconds
+
+    major, minor = torch.cuda.get_device_capability(0)
+    return f"{major}.{minor}{'a' if major >= _FIRST_OWN_MAJOR else ''}"
 
 
 def _preparing(groups: Sequence[Group], models: Path) -> list[Part]:
-    """Return what benchmarks among the parts would wait for while their time runs."""
+    """
+    Return what benchmarks among the parts would wait for while their time runs. Limits are those
+    for which a stage has room beside what it does meanwhile.
+    """
     parts = [part for group in groups for part in group.parts]
     found = []
     if any("--models" in part.arguments for part in parts):
         write = ("-m", "tests.gpu.rates.offline", "--models", str(models), "--only-write")
-        found.append(Part(name="weights", arguments=write, limit_s=BUDGET_S, read=nothing_read))
+        found.append(Part(name="weights", arguments=write, limit_s=WEIGHTS_S, read=nothing_read))
     if any("attention" in part.name.split() for part in parts) and _is_there("flashinfer"):
         warm = ("-m", "tests.gpu.rates.flashinfer_warm")
-        found.append(Part(name="flashinfer", arguments=warm, limit_s=BUDGET_S, read=nothing_read))
+        found.append(
+            Part(name="flashinfer", arguments=warm, limit_s=FLASHINFER_S, read=nothing_read)
+        )
     return found
 
 
 @contextlib.contextmanager
-def _preparations(parts: Sequence[Part], environment: dict[str, str]) -> Iterator[list[Outcome]]:
+def _preparations(
+    parts: Sequence[Part], environment: dict[str, str], tell: Tell
+) -> Iterator[Callable[[float], None]]:
     """
-    Prepare meanwhile: weights are drawn, and FlashInfer compiles for minutes. The list that is
-    yielded has the outcomes afterwards.
+    Prepare meanwhile: weights are drawn, and FlashInfer compiles for minutes. What is yielded waits
+    for all of it until a time and ends the rest, so that nothing runs beside what is timed.
     """
-    outcomes: list[Outcome] = []
     children = [Child(part, part.limit_s, environment) for part in parts]
-    try:
-        yield outcomes
-    finally:
-        for child in children:
+
+    def finish(ends_s: float) -> None:
+        while not all(child.is_over() for child in children) and time.monotonic() < ends_s:
+            time.sleep(_POLL_S)
+        while children:
+            child = children.pop()
             if not child.is_over():
                 child.ask()
             child.end()
-            outcomes.append(child.outcome())
+            tell(child.outcome())
+
+    try:
+        yield finish
+    finally:
+        finish(time.monotonic())
 
 
 def _about(given: argparse.Namespace) -> dict[str, Any]:

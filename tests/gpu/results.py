@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.aims import Rows, aims, beside_eager, beside_flashinfer
+from tests.gpu.aims import Rows, aims, beside_eager, beside_flashinfer, facts
 from tests.gpu.parts import Outcome
 
 _JSON = "results.json"
@@ -113,6 +113,8 @@ def _page(results: Results) -> list[str]:
     lines += [f"- {name}: {_cell(text)}" for name, text in results.about.items()]
     if not results.is_tiny:
         lines += ["", "## Aims", "", *_aims_table(results.outcomes)]
+        told = facts(results.outcomes)
+        lines += ["", "## Beside the aims", "", *_table(told)] if told else []
     lines += ["", "## Parts", "", *_parts_table(results.outcomes)]
     comparisons = {
         "Decode attention beside FlashInfer": beside_flashinfer(results.outcomes),
@@ -169,8 +171,9 @@ def _aims_table(outcomes: Sequence[Outcome]) -> list[str]:
         [
             {
                 "aim": aim.text,
-                "wanted": f"{'at most' if aim.is_most else 'at least'} {aim.least:g}",
+                "wanted": f"{'at most' if aim.is_most else 'at least'} {aim.bound:g}",
                 "found": aim.found if aim.found is None else f"{aim.found:.4g}",
+                "of": aim.basis or "-",
                 "": aim.verdict,
             }
             for aim in aims(outcomes)

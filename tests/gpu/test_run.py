@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,14 @@ from tandem_bench.model import decode_steps, roofline
 from tests.gpu import __main__ as script
 from tests.gpu.__main__ import main
 from tests.gpu.parts import ROOT, Outcome, Part, count_tests, read_rows, run_parts
-from tests.gpu.plan import BUDGET_S, STAGES, WITHOUT_A_DEVICE, groups_on_cpu, groups_on_gpu
+from tests.gpu.plan import (
+    BUDGET_S,
+    STAGES,
+    WITHOUT_A_DEVICE,
+    Group,
+    groups_on_cpu,
+    groups_on_gpu,
+)
 from tests.gpu.rates import idle, offline, recovery, serve, tokens
 from tests.gpu.rates.sweep import __main__ as sweep
 from tests.gpu.rates.trace import __main__ as trace
@@ -36,6 +44,10 @@ def run(*arguments: str, left_s: float = 100.0, **limits: float) -> Outcome:
     run_parts([part], left_s=left_s, environment=dict(os.environ), tell=outcomes.append)
     (outcome,) = outcomes
     return outcome
+
+
+def python(name: str, code: str) -> Part:
+    return Part(name=name, arguments=("-c", code), limit_s=90.0, least_s=0.0)
 
 
 def parts_of(groups) -> list[Part]:
@@ -64,6 +76,18 @@ class TestPart:
         outcome = run("-c", code)
         assert "failed" == outcome.status
         assert outcome.detail.startswith(detail)
+
+    def test_benchmark_of_a_kernel_that_crashes_fails_with_its_rows(self):
+        """
+        A benchmark of the plan that ends with 1 has failed, and what it measured before still counts.
+        """
+        code = "import sys; print('[{\"x\": 1}]'); sys.exit(1)"
+        for part in parts_of([*groups_on_gpu(Path()), *groups_on_cpu(Path())]):
+            if "kernels" in part.arguments:
+                crashing = replace(part, arguments=("-c", code), least_s=0.0)
+                found: list[Outcome] = []
+                run_parts([crashing], left_s=90, environment=dict(os.environ), tell=found.append)
+                assert [("failed", [{"x": 1}])] == [(each.status, each.rows) for each in found]
 
     @pytest.mark.slow
     def test_part_that_takes_too_long_is_ended_with_all_it_started(self, tmp_path, monkeypatch):
@@ -191,12 +215,16 @@ class TestPlan:
             parsers[part.arguments[1]]().parse_args(part.arguments[2:])
 
     @pytest.mark.parametrize("stage", STAGES)
-    def test_stage_fits_one_command(self, stage):
+    def test_stage_fits_one_command(self, monkeypatch, stage):
         """
-        All parts of a stage have time within one command, even where each takes all of its own.
+        All parts of a stage have time within one command, even where each takes all of its own, and what is prepared too.
         """
+        monkeypatch.setattr(script, "_is_there", lambda _: True)
         groups = [group for group in groups_on_gpu(Path()) if group.stage == stage]
-        assert 0 < sum(group.limit_s for group in groups) <= BUDGET_S <= 9.5 * 60 - 20
+        prepared_s = max((part.limit_s for part in script._preparing(groups, Path())), default=0)
+        beside_s = sum(group.limit_s for group in groups if not group.is_timed)
+        needed_s = sum(group.limit_s for group in groups) + max(0, prepared_s - beside_s)
+        assert 0 < needed_s <= BUDGET_S <= 9.5 * 60 - 20
 
     def test_every_part_belongs_to_a_stage(self):
         """
@@ -244,6 +272,48 @@ class TestPlan:
             "rest": [],
             "tuning": [],
         } == prepared
+
+    def test_nothing_is_prepared_beside_what_is_timed(self, monkeypatch, tmp_path):
+        """
+        Tests run beside preparations, of which all are over before the first part that is timed.
+        """
+        code = "import pathlib, time; time.sleep({}); pathlib.Path({!r}).touch(); print('[]')"
+        done = tmp_path / "prepared"
+        checks = f"import pathlib; assert pathlib.Path({str(done)!r}).exists(); print('[]')"
+        preparing = Part(
+            name="weights", arguments=("-c", code.format(1, str(done))), limit_s=90, read=read_rows
+        )
+        groups = [
+            Group(
+                stage="kernels", parts=[python("beside", "print('[]')")], limit_s=90, is_timed=False
+            ),
+            Group(stage="kernels", parts=[python("timed", checks)], limit_s=90),
+        ]
+        monkeypatch.setattr(script, "_preparing", lambda *_: [preparing])
+        monkeypatch.setattr(script, "_environment", lambda _: dict(os.environ))
+        outcomes: list[Outcome] = []
+        given = SimpleNamespace(budget_s=200.0, device="cuda", part=[])
+        script._run_groups(given, groups, tmp_path, SimpleNamespace(add=outcomes.append))
+        assert [(name, "passed") for name in ("beside", "weights", "timed")] == [
+            (outcome.name, outcome.status) for outcome in outcomes
+        ]
+
+    def test_preparation_that_takes_too_long_is_ended_before_what_is_timed(
+        self, monkeypatch, tmp_path
+    ):
+        """
+        A preparation that uses up its limit is told as such, and the timed part still runs.
+        """
+        hangs = Part(name="weights", arguments=("-c", "import time; time.sleep(600)"), limit_s=0.1)
+        groups = [Group(stage="kernels", parts=[python("timed", "print('[]')")], limit_s=90)]
+        monkeypatch.setattr(script, "_preparing", lambda *_: [hangs])
+        monkeypatch.setattr(script, "_environment", lambda _: dict(os.environ))
+        outcomes: list[Outcome] = []
+        given = SimpleNamespace(budget_s=200.0, device="cuda", part=[])
+        script._run_groups(given, groups, tmp_path, SimpleNamespace(add=outcomes.append))
+        assert [("weights", "timed out"), ("timed", "passed")] == [
+            (outcome.name, outcome.status) for outcome in outcomes
+        ]
 
     def test_every_file_of_tests_for_a_device_is_a_part(self):
         """
@@ -323,6 +393,17 @@ class TestScript:
         assert torch.__version__ == about["torch"]
         assert {"triton", "transformers", "flashinfer-python", "processor"} <= set(about)
         assert "absent" == script._version("no-such-distribution")
+
+    @pytest.mark.parametrize(
+        ("capability", "name"), [((9, 0), "9.0a"), ((8, 0), "8.0"), ((10, 3), "10.3a")]
+    )
+    def test_flashinfer_compiles_for_the_device_that_is_there(self, monkeypatch, capability, name):
+        """
+        FlashInfer is told the architecture of the device, with its own instructions from 9.0 on.
+        """
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        assert name == script._environment("cuda")["FLASHINFER_CUDA_ARCH_LIST"]
+        assert "FLASHINFER_CUDA_ARCH_LIST" not in script._environment("cpu")
 
     @pytest.mark.slow
     def test_tiny_runs_on_a_cpu_add_to_one_page(self, tmp_path):

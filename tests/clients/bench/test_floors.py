@@ -14,7 +14,7 @@ from tandem_bench.device.floors import (
 )
 from tandem_bench.device.offline_floor import offline_floor
 from tandem_bench.device.shapes import SHAPES
-from tests.gpu.rates.workload import Requests
+from tests.gpu.rates.workload import OfflineRequests
 
 H200 = Ceilings(bytes_per_s=4.3e12, flop_per_s=788e12)
 BF16_BYTES = 2
@@ -115,7 +115,7 @@ class TestOfflineFloor:
         """
         The 256 requests with 133,966 output tokens take the seconds, part by part, that follow by hand from an H200's rates.
         """
-        requests = Requests.draw(256, 100, 1024, SHAPES[name].vocab_size)
+        requests = OfflineRequests.draw(256, 100, 1024, SHAPES[name].vocab_size)
         floor = offline_floor(
             SHAPES[name],
             BF16_BYTES,
@@ -159,6 +159,32 @@ class TestOfflineFloor:
         assert floor.total_s == pytest.approx(
             BF16_BYTES * matmul_parameters(TINY) / H200.bytes_per_s
         )
+
+    def test_schedule_that_mixes_prompts_and_decodes_overlaps_products_and_reads(self):
+        """
+        Its least time is the longer of all products, of prompts and decodes, and of all reads, with weights read in each step of the longest answer.
+        """
+        floor = offline_floor(TINY, BF16_BYTES, H200, [5, 9], [3, 1])
+        parameters = matmul_parameters(TINY)
+        head = TINY.vocab_size * TINY.hidden_size
+        products = (parameters - head) * 14 + head * 2 + parameters * 2
+        assert floor.products_s == pytest.approx(2 * products / H200.flop_per_s)
+        read_s = 3 * BF16_BYTES * parameters / H200.bytes_per_s
+        assert floor.reads_s == pytest.approx(read_s + floor.kv_s)
+        assert floor.reads_s == floor.overlapped_s
+        slow = Ceilings(bytes_per_s=H200.bytes_per_s, flop_per_s=1.0)
+        floor = offline_floor(TINY, BF16_BYTES, slow, [5, 9], [3, 1])
+        assert floor.products_s == floor.overlapped_s
+
+    @pytest.mark.parametrize("name", ["qwen3-0.6b", "llama-1b", "llama-8b"])
+    def test_overlapping_takes_less_time_than_prompts_apart(self, name):
+        """
+        For the 256 requests a schedule that mixes both could be faster than one that computes prompts apart.
+        """
+        requests = OfflineRequests.draw(256, 100, 1024, SHAPES[name].vocab_size)
+        prompts = [len(prompt) for prompt in requests.prompts]
+        floor = offline_floor(SHAPES[name], BF16_BYTES, H200, prompts, requests.output_len)
+        assert floor.overlapped_s < floor.total_s
 
     def test_faster_device_has_a_higher_ceiling(self):
         """

@@ -13,6 +13,7 @@ from torch import distributed
 from executor_svc.config.settings import load_settings
 from executor_svc.device.choice import choose_kernels
 from executor_svc.device.memory_probe import HostMeter, Reading
+from executor_svc.device.queue import Mark
 from executor_svc.engine import load_engine
 from executor_svc.model.loader import load_model
 from executor_svc.model.marked_parts import Part
@@ -184,10 +185,10 @@ def collectives(groups: ProcessGroups, directory: Path) -> tuple[dict[str, int],
     }
     forward = bench.runner._forward
 
-    def layers(plan: Batch) -> torch.Tensor:
-        hidden = forward(plan)
+    def layers(plan: Batch) -> tuple[Mark, torch.Tensor]:
+        found = forward(plan)
         shapes.clear()
-        return hidden
+        return found
 
     bench.runner._forward = layers
     most = 0

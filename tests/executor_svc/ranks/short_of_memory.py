@@ -16,6 +16,7 @@ from torch import Tensor, cuda
 
 import executor_svc.__main__ as executor_main
 import executor_svc.engine as executor_engine
+from executor_svc.device.queue import Mark
 from executor_svc.step.runner import ModelRunner
 from tandem.link.batch import Batch
 
@@ -23,7 +24,7 @@ from tandem.link.batch import Batch
 class ShortRunner(ModelRunner):
     """A runner that fails as PyTorch does where the device has no memory left."""
 
-    def _forward(self, batch: Batch) -> Tensor:
+    def _forward(self, batch: Batch) -> tuple[Mark, Tensor]:
         file = Path(os.environ["LIMIT_FILE"])
         is_short = os.environ["LWS_WORKER_INDEX"] == "1" and file.exists()
         if is_short and int(batch.row_num_tokens.sum()) > int(file.read_text()):

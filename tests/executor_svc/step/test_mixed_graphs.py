@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from executor_svc.step.batch_inputs import decoder_inputs
 from executor_svc.step.graphs.plan import GraphPlan
 from executor_svc.step.graphs.shapes import graph_shapes
+from executor_svc.step.mixed_step import MixedStep
+from executor_svc.step.static_step import DecodeStep
 from tandem.link.commands import KvMode
 from tests.executor_svc.step.graphs.recorded import RecordedGraphs
 from tests.executor_svc.step.test_static_step import FILTERED, NOISY, PENALISED, TOLD, is_same
@@ -140,3 +143,41 @@ def test_padding_touches_no_live_block(twins):
         assert was[kept].isnan().equal(layer[kept].isnan())
         assert layer[int(admits[0].block_ids[0]), 5:].isnan().all()
         assert layer[int(admits[0].block_ids[0]), :5].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["inputs-sent", "static", "mixed"])
+class TestTimes:
+    def test_work_of_the_host_before_a_launch_is_none_of_the_device(
+        self, zoo: Zoo, monkeypatch, kind
+    ):
+        """
+        However long a step's application and inputs take, the forward pass lasts as long as the model computes.
+        """
+        clock = {"ns": 0}
+
+        def slow(call, ns):
+            def run(*args, **options):
+                clock["ns"] += ns
+                return call(*args, **options)
+
+            return run
+
+        twins = Twins(zoo("llama_mha"), clock_ns=lambda: clock["ns"])
+        bench = twins.eager if kind == "inputs-sent" else twins.graphed
+        num_tokens = 1 if kind == "static" else 3
+        admit = bench.admit(0, random_tokens(num_tokens, seed=0))
+        runner = bench.runner
+        monkeypatch.setattr(runner, "_apply", slow(runner._apply, 1000))
+        for cls in (DecodeStep, MixedStep):
+            monkeypatch.setattr(cls, "prepare", slow(cls.prepare, 100))
+        inputs = "executor_svc.step.runner.decoder_inputs"
+        monkeypatch.setattr(inputs, slow(decoder_inputs, 100))
+        monkeypatch.setattr(runner._decoder, "forward", slow(runner._decoder.forward, 7))
+        result = runner.execute(batch(Row(0, 0, num_tokens), admits=[admit]), 1)
+        assert (result.graph > 0) == (kind != "inputs-sent")
+        assert 1107 == clock["ns"]
+        assert (7, 0, 7) == (
+            result.timings.forward_ns,
+            result.timings.sample_ns,
+            result.timings.total_ns,
+        )

@@ -24,6 +24,7 @@ from torch import Tensor
 
 import executor_svc.__main__ as executor_main
 import executor_svc.engine as executor_engine
+from executor_svc.device.queue import Mark
 from executor_svc.step.runner import ModelRunner
 from tandem.link.batch import Batch
 from tandem.link.results import StepResult
@@ -85,14 +86,14 @@ class FaultyRunner(ModelRunner):
             if mark == POISON_MARK or (mark == POISON_LATER_MARK and is_late):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def _forward(self, batch: Batch) -> Tensor:
-        hidden = super()._forward(batch)
+    def _forward(self, batch: Batch) -> tuple[Mark, Tensor]:
+        started, hidden = super()._forward(batch)
         marks = self.__dict__.get("_marks", {})
         last_rows = np.cumsum(batch.row_num_tokens) - 1
         for slot, row in zip(batch.row_slot.tolist(), last_rows.tolist(), strict=True):
             if marks.get(slot, ((), 0))[0] == BAD_ROW_MARK:
                 hidden[row] = float("nan")
-        return hidden
+        return started, hidden
 
     def _count_step(self) -> None:
         """Count the steps computed here, so that tests can tell which executor works."""

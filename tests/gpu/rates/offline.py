@@ -3,9 +3,11 @@
 batching, with the same random weights, on one device. Prints a JSON list.
 
 The first row is the least time of the same requests at the bandwidth and the matrix rate that the device has in this run
-(`offline_floor`), of which the others tell their share.
+(`offline_floor`), of which the others tell their share: that of a schedule that computes prompts apart from decodes. One that mixes
+them could overlap products with reads; `overlapped_tokens_per_s` is the most of such a one.
 
-An engine that does not finish in time has a rate below all tokens over that time, and is reported so.
+Each engine's process says when its timed part begins. One that does not finish in time has a rate below all tokens over the time since
+then, and is reported so; one whose timed part never began has no rate.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +34,7 @@ from tandem_bench.device.sizes import MODEL_SIZES
 from tandem_bench.device.timing import timer_of
 from tandem_bench.offline.checkpoints import random_model
 from tandem_embedded import GenerationParams, InferenceEngine
-from tests.gpu.rates.workload import Requests
+from tests.gpu.rates.workload import OfflineRequests
 
 CEILING = "ceiling"
 """Name of the row of the least time."""
@@ -39,6 +43,8 @@ TEMPERATURE = 0.6
 _BLOCK_SIZE = 16
 _PAGE_SIZE = 256
 _LARGE = "llama-1b"
+_BEGUN = "begun "
+_WARMING_TOKENS = 4
 _CEILING_S = 0.5
 """Seconds for each of bandwidth and matrix rate."""
 
@@ -59,9 +65,11 @@ def main() -> int:
             row = _in_own_process(engine, model, given)
             if row is None:
                 continue
-            found[engine] = row["output_tokens_per_s"]
-            if engine != CEILING and CEILING in found:
-                row["share_of_ceiling"] = found[engine] / found[CEILING]
+            rate = row["output_tokens_per_s"]
+            if rate is not None:
+                found[engine] = rate
+            if engine != CEILING and row["finished"] and CEILING in found:
+                row["share_of_ceiling"] = rate / found[CEILING]
             rows.add(row)
     return 0 if len(found) == len(ENGINES) else 1
 
@@ -72,23 +80,50 @@ def _in_own_process(engine: str, model: Path, given: argparse.Namespace) -> dict
     """
     flags = ["--engine", engine, "--model", str(model), "--device", given.device]
     command = [sys.executable, "-m", "tests.gpu.rates.offline", *flags, *["--tiny"] * given.tiny]
-    started_s = time.monotonic()
     try:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, text=True, timeout=given.limit_s, check=False
         )
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired as late:
+        begun_s = _begun_s(late.stdout or b"")
+        timed_s = None if begun_s is None else time.monotonic() - begun_s
         num_tokens = _requests(tiny=given.tiny).num_output_tokens
         return {
             "engine": engine,
             "finished": False,
-            "output_tokens_per_s": num_tokens / (time.monotonic() - started_s),
+            "output_tokens_per_s": None if timed_s is None else num_tokens / timed_s,
         }
     if done.returncode:
         sys.stderr.write(f"{engine} ended with {done.returncode}\n")
         return None
     row: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return row
+
+
+def _say_begun() -> None:
+    """Tell that the timed part begins, by CLOCK_MONOTONIC, which all processes share."""
+    sys.stdout.write(f"{_BEGUN}{time.monotonic()}\n")
+    sys.stdout.flush()
+
+
+def _begun_s(printed: bytes) -> float | None:
+    """Return when the timed part of a process began; None if it did not say so."""
+    lines = printed.decode(errors="replace").splitlines()
+    return next(
+        (float(line.removeprefix(_BEGUN)) for line in lines if line.startswith(_BEGUN)), None
+    )
+
+
+def _warming(requests: OfflineRequests) -> OfflineRequests:
+    """
+    Return as many requests of a few tokens each, so that what an engine makes when it first meets
+    so many is there before the timed part. Prompts are reversed: no prefix of theirs is found again.
+    """
+    return replace(
+        requests,
+        prompts=[prompt[::-1] for prompt in requests.prompts],
+        output_len=[min(_WARMING_TOKENS, each) for each in requests.output_len],
+    )
 
 
 def _ceiling(given: argparse.Namespace) -> dict[str, Any]:
@@ -111,6 +146,7 @@ def _ceiling(given: argparse.Namespace) -> dict[str, Any]:
         "weights_s": floor.weights_s,
         "kv_s": floor.kv_s,
         "seconds": floor.total_s,
+        "overlapped_tokens_per_s": floor.num_tokens / floor.overlapped_s,
     }
 
 
@@ -130,7 +166,7 @@ def _serve(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _serve_tandem(model: Path, device: str, requests: Requests) -> tuple[int, float]:
+def _serve_tandem(model: Path, device: str, requests: OfflineRequests) -> tuple[int, float]:
     num_requests = len(requests.prompts)
     longest = -(-requests.longest // _BLOCK_SIZE) * _BLOCK_SIZE
     limits = EngineConfig(
@@ -144,29 +180,23 @@ def _serve_tandem(model: Path, device: str, requests: Requests) -> tuple[int, fl
     )
     engine = InferenceEngine(limits, model, dtype="bfloat16", device=device, window=2)
 
-    def submit(prompt: list[int], max_tokens: int) -> None:
-        params = GenerationParams(
-            max_tokens=max_tokens,
-            temperature=TEMPERATURE,
-            top_k=0,
-            top_p=1.0,
-            ignore_eos=True,
-            seed=0,
-        )
-        engine.submit_request(prompt, params)
+    def serve(asked: OfflineRequests) -> int:
+        for prompt, output_len in zip(asked.prompts, asked.output_len, strict=True):
+            params = GenerationParams(
+                max_tokens=output_len,
+                temperature=TEMPERATURE,
+                top_k=0,
+                top_p=1.0,
+                ignore_eos=True,
+                seed=0,
+            )
+            engine.submit_request(prompt, params)
+        return sum(each.generated_tokens for each in engine.run())
 
-    for prompt in requests.prompts[:2]:
-        submit(prompt, 4)
-    engine.run()
-    started_s = time.perf_counter()
-    for prompt, output_len in zip(requests.prompts, requests.output_len, strict=True):
-        submit(prompt, output_len)
-    completed = engine.run()
-    seconds = time.perf_counter() - started_s
-    return sum(each.generated_tokens for each in completed), seconds
+    return _timed(serve, requests)
 
 
-def _serve_transformers(model: Path, device: str, requests: Requests) -> tuple[int, float]:
+def _serve_transformers(model: Path, device: str, requests: OfflineRequests) -> tuple[int, float]:
     from transformers import (  # noqa: PLC0415  # takes seconds
         AutoModelForCausalLM,
         ContinuousBatchingConfig,
@@ -203,11 +233,11 @@ def _serve_transformers(model: Path, device: str, requests: Requests) -> tuple[i
         continuous_batching_config=batching,
     )
 
-    def serve(prompts: list[list[int]], output_len: list[int]) -> int:
-        for prompt, length in zip(prompts, output_len, strict=True):
+    def serve(asked: OfflineRequests) -> int:
+        for prompt, length in zip(asked.prompts, asked.output_len, strict=True):
             manager.add_request(prompt, max_new_tokens=length)
         found = 0
-        for _ in prompts:
+        for _ in asked.prompts:
             while (result := manager.get_result(timeout=1)) is None:
                 if not manager.is_running():
                     raise RuntimeError("transformers' batching ended before its requests")
@@ -216,18 +246,24 @@ def _serve_transformers(model: Path, device: str, requests: Requests) -> tuple[i
 
     manager.start()
     try:
-        serve(requests.prompts[:2], [4, 4])
-        started_s = time.perf_counter()
-        num_tokens = serve(requests.prompts, requests.output_len)
-        return num_tokens, time.perf_counter() - started_s
+        return _timed(serve, requests)
     finally:
         manager.stop(block=True)
 
 
-def _requests(*, tiny: bool) -> Requests:
+def _timed(serve: Callable[[OfflineRequests], int], requests: OfflineRequests) -> tuple[int, float]:
+    """Warm an engine up, have it serve all requests, and return its tokens and seconds."""
+    serve(_warming(requests))
+    _say_begun()
+    started_s = time.perf_counter()
+    num_tokens = serve(requests)
+    return num_tokens, time.perf_counter() - started_s
+
+
+def _requests(*, tiny: bool) -> OfflineRequests:
     if tiny:
-        return Requests.draw(4, 4, 12, 256)
-    return Requests.draw(256, 100, 1024, MODEL_SIZES[_LARGE].vocab_size)
+        return OfflineRequests.draw(4, 4, 12, 256)
+    return OfflineRequests.draw(256, 100, 1024, MODEL_SIZES[_LARGE].vocab_size)
 
 
 def write_model(folder: Path | None, *, tiny: bool) -> Path:

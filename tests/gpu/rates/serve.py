@@ -18,10 +18,9 @@ from typing import Any
 from tandem.process.printing_commands import end_by_signals
 from tandem_bench.device.json_rows import JsonRows
 from tests.gpu.rates.offline import write_model
-from tests.gpu.rates.services import Services, services_parser
+from tests.gpu.rates.services import Services, bench_serve, services_parser
 
 _LATENCIES = ("ttft_ms", "itl_ms")
-_PROCESSES = 8
 _FEWEST_REQUESTS = 8
 _ROUNDS = 3
 """Requests for each one in flight, so that most begin beside others that decode."""
@@ -46,25 +45,35 @@ def main() -> int:
     ):
         for concurrency in given.concurrency:
             row = _under_load(given, services.address, concurrency)
-            if row is None:
-                num_failed += 1
-            else:
-                rows.add(row)
+            num_failed += not row["answered"]
+            rows.add(row)
     return 1 if num_failed else 0
 
 
-def _under_load(given: argparse.Namespace, address: str, concurrency: int) -> dict[str, Any] | None:
-    """Return what the clients measured; None where no request succeeded, as they say on stderr."""
+def _under_load(given: argparse.Namespace, address: str, concurrency: int) -> dict[str, Any]:
+    """
+    Return what the clients measured; where no request succeeded, as they say on stderr, a row
+    without an answer.
+    """
     num_requests = max(_FEWEST_REQUESTS, _ROUNDS * concurrency)
-    flags = ["--address", address, "--concurrency", str(concurrency)]
-    flags += ["--requests", str(num_requests), "--processes", str(min(_PROCESSES, concurrency))]
-    flags += ["--input-len", str(given.input_len), "--output-len", str(given.output_len)]
-    flags += ["--max-time-s", str(given.max_time_s), "--json"]
-    command = [sys.executable, "-m", "tandem_client", "bench", "serve", *flags]
+    command = bench_serve(
+        address,
+        concurrency=concurrency,
+        requests=num_requests,
+        input_len=given.input_len,
+        output_len=given.output_len,
+        max_time_s=given.max_time_s,
+    )
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    asked = {
+        "in flight": concurrency,
+        "input_len": given.input_len,
+        "output_len": given.output_len,
+        "asked": num_requests,
+    }
     if done.returncode:
         sys.stderr.write(f"{concurrency} in flight ended with {done.returncode}\n")
-        return None
+        return {**asked, "answered": 0}
     found = json.loads(done.stdout)
     latencies = {
         f"{name} {percentile}": value
@@ -72,10 +81,7 @@ def _under_load(given: argparse.Namespace, address: str, concurrency: int) -> di
         for percentile, value in found[name].items()
     }
     return {
-        "in flight": concurrency,
-        "input_len": given.input_len,
-        "output_len": given.output_len,
-        "asked": num_requests,
+        **asked,
         "answered": found["requests"] - found["errors"],
         "errors": found["errors"],
         "output_tokens_per_s": found["output_tokens_per_s"],

@@ -17,6 +17,8 @@ from tests.waiting import wait_until
 
 BLOCK_SIZE = 16
 _LOGGED_CHARACTERS = 8000
+_PROCESSES = 8
+"""Most processes of clients: one alone is busy with tokens before the services are."""
 
 
 def services_parser(description: str | None) -> argparse.ArgumentParser:
@@ -127,6 +129,41 @@ class Services:
             process.end()
         for log in sorted(self._folder.glob("*.log")) if is_failure else ():
             sys.stderr.write(f"{log.name}:\n{log.read_text()[-_LOGGED_CHARACTERS:]}\n")
+
+
+def bench_serve(
+    address: str,
+    *,
+    concurrency: int,
+    requests: int,
+    input_len: int,
+    output_len: int,
+    max_time_s: float,
+    more: Sequence[str] = (),
+) -> list[str]:
+    """
+    Return the command by which clients load the services and print what they measured as JSON.
+
+    Args:
+        address: The public address.
+        concurrency: Requests in flight.
+        requests: Requests in all.
+        input_len: Tokens of each prompt.
+        output_len: Tokens of each answer.
+        max_time_s: Seconds after which the load ends.
+        more: Further options.
+    """
+    options = {
+        "address": address,
+        "concurrency": concurrency,
+        "requests": requests,
+        "processes": min(_PROCESSES, concurrency),
+        "input-len": input_len,
+        "output-len": output_len,
+        "max-time-s": max_time_s,
+    }
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    return [sys.executable, "-m", "tandem_client", "bench", "serve", *flags, *more, "--json"]
 
 
 def metric_lines(address: str) -> list[str]:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from dataclasses import make_dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tandem_bench.device.floors import Ceilings
 from tandem_bench.offline.engines import transformers_batch
+from tests.gpu.parts import read_rows
 from tests.gpu.plan import groups_on_cpu
 from tests.gpu.rates import idle, offline, recovery, serve, tokens
 from tests.gpu.rates.device_memory import Look, first_with
 from tests.gpu.rates.live_streams import LiveStream, LiveStreams, num_different, went_on_s
 from tests.gpu.rates.tokens import Answer, compared
-from tests.gpu.rates.workload import Requests
+from tests.gpu.rates.workload import OfflineRequests
 
 
 @pytest.fixture
@@ -40,7 +45,7 @@ class TestWorkload:
         """
         Seed 0 with 256 requests of 100 to 1,024 tokens asks for 133,966 output tokens, as nano-vllm's does.
         """
-        requests = Requests.draw(256, 100, 1024, vocab_size=128256)
+        requests = OfflineRequests.draw(256, 100, 1024, vocab_size=128256)
         assert 133_966 == requests.num_output_tokens
         assert {True} == {100 <= len(prompt) <= 1024 for prompt in requests.prompts}
 
@@ -54,7 +59,7 @@ class TestServices:
         (row,) = run_part(idle)
         assert 2 == row["rows"]
         assert row["steps"] >= 10
-        assert 0 <= row["idle_percent"] < 100
+        assert row["idle_percent"] < 100
         assert 0 < row["rows_per_step"] <= 2
 
     def test_clients_latencies_are_measured_by_requests_in_flight(self, run_part):
@@ -81,6 +86,44 @@ class TestServices:
             assert row["memory_back_s"] is None
         assert (0, 0) == (last["different"], last["failed"])
         assert last["compared_tokens"] >= 2 * 3 * 4
+
+
+class TestServe:
+    def test_load_without_an_answer_has_a_row_that_says_so(self, monkeypatch, tmp_path, capsys):
+        """
+        Loads in which no request succeeded are rows with 0 answers, and the part fails.
+        """
+        services = SimpleNamespace(address="127.0.0.1:1")
+        monkeypatch.setattr(serve, "Services", lambda *_, **__: nullcontext(services))
+        monkeypatch.setattr(serve, "write_model", lambda *_, **__: tmp_path)
+        failed = SimpleNamespace(returncode=1, stdout="")
+        monkeypatch.setattr(serve.subprocess, "run", lambda *_, **__: failed)
+        monkeypatch.setattr(sys, "argv", ["serve", "--concurrency", "2", "4"])
+        assert 1 == serve.main()
+        rows = json.loads(capsys.readouterr().out)
+        assert [(2, 8, 0), (4, 12, 0)] == [
+            (row["in flight"], row["asked"], row["answered"]) for row in rows
+        ]
+
+
+class TestIdle:
+    def test_share_is_the_clock_time_that_no_step_took(self):
+        """
+        Between two looks 100 steps of 64 rows took 9 of 10 seconds, so that the device was idle for a tenth.
+        """
+        before = idle.Totals(at_s=5.0, steps=10, tokens=700, busy_s=3.0)
+        after = idle.Totals(at_s=15.0, steps=110, tokens=7100, busy_s=12.0)
+        found = idle.between(before, after)
+        assert (64, 100, 100.0) == (found["rows_per_step"], found["steps"], found["step_ms"])
+        assert found["idle_percent"] == pytest.approx(10)
+
+    def test_steps_that_overlap_show_as_less_than_no_idle_time(self):
+        """
+        Steps that took more time than the clock's are not told as a device that is never idle.
+        """
+        before = idle.Totals(at_s=0.0, steps=0, tokens=0, busy_s=0.0)
+        after = idle.Totals(at_s=10.0, steps=1, tokens=1, busy_s=11.0)
+        assert idle.between(before, after)["idle_percent"] == pytest.approx(-10)
 
 
 class TestLiveStreams:
@@ -168,19 +211,69 @@ class TestOffline:
         assert "share_of_ceiling" not in ceiling
         assert [0.75, 0.1] == [row["share_of_ceiling"] for row in engines]
 
+    @pytest.mark.parametrize(("printed", "rate"), [(b"begun {}\n", 3.4), (None, None)])
+    def test_late_engine_has_a_rate_only_since_its_timed_part_began(
+        self, monkeypatch, capsys, printed, rate
+    ):
+        """
+        Of an engine that is ended, all tokens over the time since it began to be timed are told, without a share; none if it did not begin.
+        """
+        monkeypatch.setattr(offline, "time", SimpleNamespace(monotonic=lambda: 110.0))
+        num_tokens = offline._requests(tiny=True).num_output_tokens
+
+        def run_out(command, **_options):
+            if "ceiling" in command:
+                told = json.dumps({"engine": "ceiling", "output_tokens_per_s": 9.0})
+                return SimpleNamespace(returncode=0, stdout=told)
+            began = printed and printed.replace(b"{}", str(110.0 - num_tokens / 3.4).encode())
+            raise subprocess.TimeoutExpired(command, 60, output=began)
+
+        monkeypatch.setattr(offline.subprocess, "run", run_out)
+        monkeypatch.setattr(offline, "write_model", lambda *_, **__: Path())
+        monkeypatch.setattr(sys, "argv", ["offline", "--tiny"])
+        assert (0 if rate else 1) == offline.main()
+        _, *engines = json.loads(capsys.readouterr().out)
+        for row in engines:
+            assert not row["finished"]
+            assert "share_of_ceiling" not in row
+            assert row["output_tokens_per_s"] == (rate and pytest.approx(rate))
+
+    def test_engines_are_warmed_up_by_as_many_requests_of_a_few_tokens(self):
+        """
+        An engine meets the real number of requests before it is timed, with prompts of which no prefix comes again.
+        """
+        served = []
+
+        def serve(asked):
+            served.append(asked)
+            return asked.num_output_tokens
+
+        requests = OfflineRequests.draw(16, 20, 90, 1000)
+        num_tokens, _ = offline._timed(serve, requests)
+        warming, timed = served
+        assert requests is timed
+        assert requests.num_output_tokens == num_tokens
+        assert 16 * 4 == warming.num_output_tokens
+        pairs = list(zip(warming.prompts, requests.prompts, strict=True))
+        assert all(len(one) == len(other) and one[0] != other[0] for one, other in pairs)
+
     @pytest.mark.slow
-    def test_ceiling_follows_from_measured_rates(self):
+    def test_ceiling_follows_from_measured_rates(self, monkeypatch):
         """
         The ceiling's parts add up, and a device with twice the rates would need half of each.
         """
         given = offline._parser().parse_args(["--device", "cpu", "--tiny"])
         row = offline._ceiling(given)
-        requests = offline._requests(tiny=True)
         assert row["seconds"] == pytest.approx(row["prompts_s"] + row["weights_s"] + row["kv_s"])
         assert row["output_tokens_per_s"] == pytest.approx(
-            requests.num_output_tokens / row["seconds"]
+            offline._requests(tiny=True).num_output_tokens / row["seconds"]
         )
-        assert min(row["bytes_per_s"], row["flop_per_s"]) > 0
+        double = Ceilings(bytes_per_s=2 * row["bytes_per_s"], flop_per_s=2 * row["flop_per_s"])
+        assert 0 < row["bytes_per_s"]
+        monkeypatch.setattr(offline, "measure_ceilings", lambda *_: double)
+        faster = offline._ceiling(given)
+        for part in ("prompts_s", "weights_s", "kv_s", "seconds"):
+            assert row[part] == pytest.approx(2 * faster[part])
 
 
 class TestTokens:
@@ -224,11 +317,28 @@ class TestTokens:
         assert 1 == tokens.main()
         assert 2 == len(json.loads(capsys.readouterr().out))
 
+    def test_rows_of_float32_are_there_when_time_runs_out_later(self, monkeypatch, capsys):
+        """
+        The rows of float32 come first and at once, so that a part that is ended in bfloat16 has them.
+        """
+
+        def compare(dtype, _device, _requests):
+            if dtype == "bfloat16":
+                (row,) = read_rows(capsys.readouterr().out)
+                assert "float32" == row["dtype"]
+                raise TimeoutError
+            yield {"dtype": dtype, "beyond_margin": 0}
+
+        monkeypatch.setattr(tokens, "compare", compare)
+        monkeypatch.setattr(sys, "argv", ["tokens", "--device", "cpu", "--tiny"])
+        with pytest.raises(TimeoutError):
+            tokens.main()
+
     def test_requests_are_half_greedy_and_fit(self):
         """
         Of 64 requests every other one is greedy, and none is longer than a runner holds.
         """
-        requests = tokens.Requests.of(tiny=False)
+        requests = tokens.TokenRequests.of(tiny=False)
         assert 64 == len(requests.prompt_len)
         assert {0.0} == {each.temperature for each in requests.samplings[::2]}
         assert all(each.temperature > 0 for each in requests.samplings[1::2])

@@ -9,7 +9,7 @@ _LARGEST_ID = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Requests:
+class OfflineRequests:
     """
     Prompts, and the number of output tokens of each.
 
@@ -23,7 +23,7 @@ class Requests:
     @classmethod
     def draw(
         cls, num_requests: int, shortest: int, longest: int, vocab_size: int, seed: int = 0
-    ) -> Requests:
+    ) -> OfflineRequests:
         """Draw lengths of prompts and answers from `shortest` to `longest`."""
         source = random.Random(seed)
         largest = min(_LARGEST_ID, vocab_size - 1)

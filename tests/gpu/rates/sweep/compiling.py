@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
-from tests.gpu.rates.sweep.points import Point
+from tests.gpu.rates.sweep.points import Point, kernel_sizes
 from tests.gpu.rates.sweep.tables import Tuning
 from tests.kernels.triton.compiled import (
     MAX_SHARED_BYTES,
@@ -103,13 +103,3 @@ def judge(launches: Sequence[Sequence[CompiledKernel] | str]) -> Compiled:
     elif shared_bytes + 1024 > MAX_SHARED_BYTES:
         problem = f"{shared_bytes} bytes of shared memory"
     return Compiled(registers=registers, shared_bytes=shared_bytes, problem=problem)
-
-
-def kernel_sizes(point: Point) -> tuple[object, ...]:
-    """Return what kernels are compiled for: points with the same differ in sizes of grids only."""
-    few = point.rows <= _FEW_ROWS.get(point.operation, 0)
-    return point.model, point.part, few
-
-
-_FEW_ROWS = {"decode": 64, "linear": 256}
-"""Rows up to which a second launch merges what programs share, in decodes and products."""

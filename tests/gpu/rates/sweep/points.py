@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tandem_bench.device.sizes import MODEL_SIZES, ModelSizes
@@ -38,6 +39,8 @@ class Point:
             many rows, which differ in length.
         part: Weight of a product, or kind of sampling.
         weight: Share in the choice of a tuning.
+        is_ragged: Sequences differ in length and in new positions, of which `length` and `queries`
+            are the most; decodes of several rows always differ in length.
     """
 
     operation: str
@@ -47,6 +50,7 @@ class Point:
     length: int = 1
     part: str = ""
     weight: float = 1.0
+    is_ragged: bool = False
 
     def __str__(self) -> str:
         lengths = f" q={self.queries} len={self.length}" if self.length > 1 else ""
@@ -139,13 +143,42 @@ TINY: dict[Key, list[Point]] = {
 """Points that an interpreter computes in seconds."""
 
 
-def check_point(point: Point) -> Point:
-    """Return a small point with the same kernels, at which results are compared."""
-    if point.operation == "decode":
-        return replace(point, rows=min(point.rows, 5), length=min(point.length, 700))
-    if point.operation == "linear":
-        return replace(point, rows=min(point.rows, 70))
-    if point.operation == "sampling":
-        return replace(point, rows=min(point.rows, 5))
-    queries = min(point.queries, 150)
-    return replace(point, rows=min(point.rows, 2), queries=queries, length=min(point.length, 300))
+_FEW_ROWS = {"decode": 64, "linear": 256}
+"""Rows up to which a second launch merges what programs share, in decodes and products."""
+_CHECKED_ROWS = 5
+"""Rows of a comparison, of different lengths: a single one cannot be mistaken for another."""
+_CHECKED_LENGTH = {"decode": 700}
+_CHECKED_QUERIES, _CHECKED_PROMPT, _CHECKED_PRODUCT_ROWS = 150, 300, 70
+"""Sizes that need several tiles, and a part of one, in each direction."""
+
+
+def kernel_sizes(point: Point) -> tuple[object, ...]:
+    """Return what kernels are compiled for: points with the same differ in sizes of grids only."""
+    few = point.rows <= _FEW_ROWS.get(point.operation, 0)
+    return point.model, point.part, few
+
+
+def check_points(points: Sequence[Point]) -> list[Point]:
+    """
+    Return a small point for each kind of kernel among an entry's points, at which results are
+    compared: for each model, weight or kind of sampling, and for few and for many rows.
+    """
+    largest = {
+        kernel_sizes(point): point
+        for point in sorted(points, key=lambda point: (point.queries, point.rows))
+    }
+    return [_small(point) for point in largest.values()]
+
+
+def _small(point: Point) -> Point:
+    few = _FEW_ROWS.get(point.operation, 0)
+    rows = _CHECKED_ROWS + (few if point.rows > few else 0)
+    if point.operation == "linear" and point.rows <= few:
+        rows = max(rows, min(point.rows, _CHECKED_PRODUCT_ROWS))
+    return replace(
+        point,
+        rows=rows,
+        queries=min(point.queries, _CHECKED_QUERIES),
+        length=min(point.length, _CHECKED_LENGTH.get(point.operation, _CHECKED_PROMPT)),
+        is_ragged=True,
+    )

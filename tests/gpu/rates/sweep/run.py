@@ -15,7 +15,7 @@ from tandem_bench.device.timing import Timer, num_copies, timer_of
 from tests.gpu.rates.sweep.candidates import first_round, second_round
 from tests.gpu.rates.sweep.choice import Choice, choose
 from tests.gpu.rates.sweep.compiling import Compiling, results
-from tests.gpu.rates.sweep.points import Point, check_point
+from tests.gpu.rates.sweep.points import Point, check_points
 from tests.gpu.rates.sweep.tables import Key, Tuning, present
 from tests.gpu.rates.sweep.work import Place, make_work, same_bits_at
 
@@ -68,15 +68,15 @@ class Sweep:
             if self._is_late():
                 self._add({"kind": "left out", "key": str(key)})
                 continue
-            seconds = self._round(key, shapes, begun[key], must_end=False)
+            usable = self._usable(key, shapes, begun[key])
+            seconds = self._round(key, shapes, usable, must_end=False)
             found = choose(seconds, present(key))
             if found is None:
                 continue
             more = second_round(key, found.best)[: self._options.most]
             if more and not self._is_late():
-                later = self._round(
-                    key, list(seconds), self._compiling.submit(shapes, more), must_end=True
-                )
+                usable = self._usable(key, shapes, self._compiling.submit(shapes, more))
+                later = self._round(key, list(seconds), usable, must_end=True)
                 both = {
                     point: {**times, **later.get(point, {})} for point, times in seconds.items()
                 }
@@ -90,13 +90,12 @@ class Sweep:
         return None if self._options.most is None else 1 + self._options.most
 
     def _round(
-        self, key: Key, shapes: Sequence[Point], compiled: Any, *, must_end: bool
+        self, key: Key, shapes: Sequence[Point], usable: Sequence[Tuning], *, must_end: bool
     ) -> dict[Point, dict[Tuning, float]]:
         """
         Time candidates at all points; a point that was not ended in time is left out, and if the
         round must end, all of it.
         """
-        usable = self._usable(key, shapes[0], compiled) if shapes else []
         seconds: dict[Point, dict[Tuning, float]] = {}
         for point in shapes if usable else ():
             times = self._time(key, point, usable)
@@ -105,22 +104,35 @@ class Sweep:
             seconds[point] = times
         return seconds
 
-    def _usable(self, key: Key, point: Point, compiled: Any) -> list[Tuning]:
-        """Return the candidates that compile to fit the device and compute what is defined."""
+    def _usable(self, key: Key, shapes: Sequence[Point], compiled: Any) -> list[Tuning]:
+        """
+        Return the candidates that compile to fit the device, and compute what is defined with every
+        kind of kernel that the entry's points have.
+        """
         usable = []
-        check = check_point(point)
-        work = None if self._options.compiles_only else make_work(check, self._place)
+        checks = [] if self._options.compiles_only else check_points(shapes)
+        works = {str(point): make_work(point, self._place) for point in checks}
         for tuning, outcome in results(compiled):
             row: dict[str, object] = {"kind": "compiled", "key": str(key), **_settings(tuning)}
             row |= {"registers": outcome.registers, "shared_bytes": outcome.shared_bytes}
             problem = outcome.problem
-            if work is not None and not problem:
-                error, problem = self._error(work, tuning)
-                row["error"] = significant(error)
+            if works and not problem:
+                error, problem = self._worst_error(works, tuning)
+                row |= {"checks": len(works), "error": significant(error)}
             self._add({**row, "problem": problem})
-            if not problem and work is not None:
+            if not problem and works:
                 usable.append(tuning)
         return usable
+
+    def _worst_error(self, works: Mapping[str, Any], tuning: Tuning) -> tuple[float, str]:
+        """Return the largest error, and the first problem with the point where it was found."""
+        worst = 0.0
+        for point, work in works.items():
+            error, problem = self._error(work, tuning)
+            if problem:
+                return error, f"{point}: {problem}"
+            worst = max(worst, error)
+        return worst, ""
 
     def _error(self, work: Any, tuning: Tuning) -> tuple[float, str]:
         try:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,11 +18,13 @@ from kernels.paged_attention.tuning import DECODE_TILES, DecodeTuning
 from kernels.sampling.tuning import SamplingTiles
 from tests.gpu.parts import EXIT_NO_DEVICE, ROOT
 from tests.gpu.rates.sweep import __main__ as sweep_command
+from tests.gpu.rates.sweep import run as sweep_run
 from tests.gpu.rates.sweep.candidates import first_round, second_round
 from tests.gpu.rates.sweep.choice import choose
-from tests.gpu.rates.sweep.compiling import judge, kernel_sizes
-from tests.gpu.rates.sweep.points import POINTS, SIZES, TINY, Point, check_point
+from tests.gpu.rates.sweep.compiling import Compiled, judge
+from tests.gpu.rates.sweep.points import POINTS, SIZES, TINY, Point, check_points, kernel_sizes
 from tests.gpu.rates.sweep.tables import TABLES, Key, present, source, sources
+from tests.gpu.rates.sweep.work import Place, _lengths
 from tests.gpu.rates.trace import __main__ as trace_command
 from tests.kernels.triton.compiled import CompiledKernel
 
@@ -87,18 +90,48 @@ class TestCandidates:
     @pytest.mark.parametrize("points", [POINTS, TINY], ids=["device", "tiny"])
     def test_points_belong_to_their_entries(self, points):
         """
-        Each entry's points are read by its table, with its head size, and exist as small ones too.
+        Each entry's points are read by its table, with its head size.
         """
         for key, shapes in points.items():
             assert key.entry in TABLES[key.operation].entries
             for point in shapes:
-                assert point.operation == check_point(point).operation == key.operation
+                assert point.operation == key.operation
                 head_dim = max(64, SIZES[point.model].head_dim)
                 if key.operation == "decode":
                     assert (head_dim, 2) == key.entry
                 if key.operation.startswith("prefill"):
                     assert head_dim == key.entry
-                assert kernel_sizes(point)[:2] == kernel_sizes(check_point(point))[:2]
+
+    @pytest.mark.parametrize("points", [POINTS, TINY], ids=["device", "tiny"])
+    def test_results_are_compared_with_every_kernel_of_an_entry(self, points):
+        """
+        Each model, weight and kind of sampling has a small point, with few rows and with many where it is timed with both.
+        """
+        for key, shapes in points.items():
+            checks = check_points(shapes)
+            assert {kernel_sizes(point) for point in shapes} == set(map(kernel_sizes, checks))
+            assert {key.operation} == {point.operation for point in checks}
+            for point in checks:
+                assert 5 <= point.rows <= 300
+                assert point.queries <= point.length <= 700
+
+    def test_rows_of_a_comparison_differ_in_length(self):
+        """
+        The sequences of a comparison have other lengths, and prompts other new positions, than each other.
+        """
+        for key, shapes in POINTS.items():
+            for point in [] if key.operation in {"linear", "sampling"} else check_points(shapes):
+                new, whole = _lengths(point)
+                assert len(set(whole)) > 1
+                assert all(1 <= query <= length for query, length in zip(new, whole, strict=True))
+                assert len(set(new)) > 1 or point.queries == 1
+
+    def test_top_p_is_compared_before_a_tuning_of_sampling_wins(self):
+        """
+        Drawing with noise alone and under top_p are both compared with the definition.
+        """
+        for key in (key for key in POINTS if key.operation == "sampling"):
+            assert {"noise", "top_p"} == {point.part for point in check_points(POINTS[key])}
 
     def test_tiles_of_invariant_attention_hold_any_group_that_the_models_have(self):
         """
@@ -201,6 +234,37 @@ class TestFilter:
         Spills, too much shared memory and errors of the compiler at any point end a candidate.
         """
         assert problem == judge(launches).problem
+
+
+class TestComparison:
+    def test_candidate_that_is_wrong_for_one_model_is_dropped(self, monkeypatch):
+        """
+        A tuning whose results are right for an entry's first model and wrong for another is not timed, and the row says where.
+        """
+        right, wrong = first_round(HEADS_128)[:2]
+
+        def make_work(point, _place):
+            def error(tuning):
+                return 2.0 if (point.model, tuning) == ("qwen3-0.6b", wrong) else 0.5
+
+            return SimpleNamespace(
+                call=lambda tuning: lambda: torch.tensor(error(tuning)),
+                same_bits=lambda _: [],
+                worst_error=torch.Tensor.item,
+            )
+
+        monkeypatch.setattr(sweep_run, "make_work", make_work)
+        monkeypatch.setattr(
+            sweep_run, "results", lambda tunings: [(t, Compiled()) for t in tunings]
+        )
+        rows = []
+        options = sweep_run.Options(budget_s=1, deadline_s=0)
+        place = Place(torch.device("cpu"), torch.float32)
+        found = sweep_run.Sweep(place, None, options, rows.append)
+        assert [right] == found._usable(HEADS_128, POINTS[HEADS_128], [right, wrong])
+        assert ["", "qwen3-0.6b B=5 q=1 len=700: results are wrong"] == [
+            row["problem"] for row in rows
+        ]
 
 
 def sweep(*arguments: str) -> list[dict]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -105,10 +106,8 @@ class _Attention:
             dtype=place.dtype,
             device=place.device,
         )
-        seq_len = (point.length,) * point.rows
-        if point.operation == "decode" and point.rows >= _RAGGED_FROM:
-            seq_len = ragged_rows(point.rows, point.length).seq_len
-        self.buffers = paged_buffers(self.shape, (point.queries,) * point.rows, seq_len, seed=seed)
+        query_len, seq_len = _lengths(point)
+        self.buffers = paged_buffers(self.shape, query_len, seq_len, seed=seed)
         self.scale = sizes.head_dim**-0.5
         kv_bytes = 2 * sizes.num_kv_heads * sizes.head_dim * place.dtype.itemsize
         self.num_bytes = sum(seq_len) * kv_bytes
@@ -119,13 +118,29 @@ class _Attention:
 
     def worst_error(self, found: Tensor) -> float:
         """Compare with the definition in float32: weights and results are each rounded once."""
+        # A result is a weighted mean of values; one more unit is room for sums in float32.
+        allowed = 3 * UNIT[found.dtype] * self.buffers.kv_cache[:, :, 1].abs().max().float()
+        return float(((found.float() - self._expected).abs().max() / allowed).item())
+
+    @cached_property
+    def _expected(self) -> Tensor:
+        """The definition's result, which all candidates are compared with."""
         wide = replace(self.shape, dtype=torch.float32)
         plan = reference.plan(self.buffers.sequences, wide, None)
-        cache = self.buffers.kv_cache
-        expected = plan.attend(self.buffers.query.float(), cache.float(), self.scale)
-        # A result is a weighted mean of values; one more unit is room for sums in float32.
-        allowed = 3 * UNIT[found.dtype] * cache[:, :, 1].abs().max().float()
-        return float(((found.float() - expected).abs().max() / allowed).item())
+        return plan.attend(self.buffers.query.float(), self.buffers.kv_cache.float(), self.scale)
+
+
+def _lengths(point: Point) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the new positions and all positions of each sequence."""
+    if point.operation == "decode" and point.rows >= _RAGGED_FROM:
+        return (1,) * point.rows, ragged_rows(point.rows, point.length).seq_len
+    if not point.is_ragged:
+        return (point.queries,) * point.rows, (point.length,) * point.rows
+    source = np.random.default_rng(0)
+    new = source.integers(1, point.queries, point.rows, endpoint=True)
+    before = source.integers(0, point.length - point.queries, point.rows, endpoint=True)
+    new[0], before[0] = point.queries, point.length - point.queries
+    return tuple(new.tolist()), tuple((new + before).tolist())
 
 
 class _Decode(_Attention):
@@ -200,10 +215,16 @@ class _Linear:
 
     def worst_error(self, found: Tensor) -> float:
         """Compare with float64: one rounding, and one of float32 for each term of a sum."""
-        x, weight = self.x.double(), self.weight.double()
-        exact, sizes = x @ weight.T, x.abs() @ weight.abs().T
-        allowed = UNIT[found.dtype] * exact.abs() + x.shape[1] * UNIT[torch.float32] * sizes
+        exact, sizes = self._expected
+        width = self.x.shape[1]
+        allowed = UNIT[found.dtype] * exact.abs() + width * UNIT[torch.float32] * sizes
         return float(((found.double() - exact).abs() / allowed).max().item())
+
+    @cached_property
+    def _expected(self) -> tuple[Tensor, Tensor]:
+        """The exact products, and what they would be of sizes alone."""
+        x, weight = self.x.double(), self.weight.double()
+        return x @ weight.T, x.abs() @ weight.abs().T
 
 
 class _Sampling:
@@ -237,5 +258,9 @@ class _Sampling:
 
     def worst_error(self, found: Tensor) -> float:
         """Count the rows that drew another token than the definition draws, twice each."""
-        expected = sampling_reference.sample(self.logits.cpu(), self.columns).token
-        return 2.0 * int((expected != found.cpu()).sum())
+        return 2.0 * int((self._expected != found.cpu()).sum())
+
+    @cached_property
+    def _expected(self) -> Tensor:
+        """The definition's tokens."""
+        return sampling_reference.sample(self.logits.cpu(), self.columns).token
