@@ -22,7 +22,7 @@ MakeLink = Callable[[str], ExecutorLink]
 @dataclass(slots=True, eq=False)
 class SuspensionWish:
     """
-    What an operator asks of all executors, those that attach later too.
+    Wish of an operator to suspend all executors, those that attach later too.
 
     Attributes:
         mode: Mode in which they are to suspend.
@@ -146,7 +146,7 @@ class Members:
                 member.port.resume()
 
     def give_up_suspension(self, error: TandemError) -> None:
-        """Resume all executors, as one could not suspend; whoever asked for it gets the error."""
+        """Resume all executors, as one could not suspend; callers that wait get the error."""
         if self.suspension is not None:
             self.suspension.refused = error
         self.resume()
