@@ -29,11 +29,21 @@ earlier error.
 """
 
 
+class CaptureBroken(RuntimeError):
+    """
+    An error ended the capture of a graph. PyTorch's allocator still waits for the capture's end, so
+    that the device is of no use to this process any more.
+    """
+
+
 def is_sticky(error: Exception) -> bool:
-    """Tell whether the device is lost for this process: CUDA errors other than out of memory."""
+    """
+    Tell whether the device is lost for this process: CUDA errors other than out of memory, and a
+    capture that an error ended.
+    """
     if is_out_of_memory(error):
         return False
-    return isinstance(error, torch.AcceleratorError) or (
+    return isinstance(error, torch.AcceleratorError | CaptureBroken) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in _CUDA_FAILED)
     )
 

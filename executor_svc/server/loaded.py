@@ -48,7 +48,13 @@ class StepRunner(Protocol):
         """Forget all slots, as at the start of a session."""
 
     def suspend(self, mode: KvMode) -> None:
-        """Give KV memory back until `resume`; raise SessionLost if the slots forbid it."""
+        """
+        Give KV memory back until `resume`; a second suspension does nothing.
+
+        Raises:
+            SessionLost: The slots forbid it.
+            OutOfMemory: The host has no room for what the mode copies to it; nothing has changed.
+        """
 
     def resume(self) -> None:
         """End a suspension; without one, do nothing."""

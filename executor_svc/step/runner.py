@@ -39,7 +39,7 @@ from executor_svc.step.outcome import StepOutcome
 from executor_svc.step.pending_step import Launched, PendingStep, fetch_sampled, nothing_sampled
 from executor_svc.step.prompt_scores import ScoredTokens, score, scored_tokens
 from executor_svc.step.stage_results import stage_results
-from executor_svc.step.warm_up import warm_up_batches
+from executor_svc.step.warm_up import undivided_tokens, warm_up_batches
 from kernels.paged_attention import AttentionShape
 from kernels.sampling import Sampled
 from tandem.errors import InvalidConfig, SessionLost
@@ -259,9 +259,10 @@ class ModelRunner:
         kv_len = min(self._max_model_len, num_blocks * block_size)
         rows = self._num_slots if self._static is None else self._static.step.max_rows
         compiles = every_kind and self._model.device.type != "cpu"
-        rows, tokens = min(rows, num_blocks), max_step_tokens * self._shape.batch_invariant
+        rows, is_cut = min(rows, num_blocks), compiles and self._shape.batch_invariant
+        tokens = min(max_step_tokens, undivided_tokens(self._model.weights)) if is_cut else 0
         steps = warm_up_batches(
-            kv_len, block_size, rows, compiles=compiles, invariant_tokens=tokens
+            kv_len, block_size, rows, compiles=compiles, step_tokens=tokens, num_blocks=num_blocks
         )
         self._rehearse(steps)
         for graphs in self._captured():

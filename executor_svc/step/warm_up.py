@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from executor_svc.model.weights import DecoderWeights
+from kernels.linear.tuning import rows_to_join
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch
 from tandem.sampling_params import SamplingParams
 
@@ -19,12 +21,6 @@ Prompt lengths with and without compiled kernels; compiled kernels have differen
 queries (_LONG_LEN) and for few (_SHORT_LEN).
 """
 
-_INVARIANT_LEN = 2112
-"""
-Prompt length from which on compiled kernels divide no product of batch-invariant rows, where
-weights have at least 1,024 columns; see `splits` in kernels/linear/tuning.py.
-"""
-
 _CUT_ROWS = (17, 65)
 """Numbers of rows from which compiled kernels divide the drawing of tokens differently."""
 
@@ -34,7 +30,13 @@ _EDITED = replace(_FILTERED, frequency_penalty=0.1, logit_bias=((0, 1.0),), logp
 
 
 def warm_up_batches(
-    max_tokens: int, block_size: int, max_rows: int, *, compiles: bool, invariant_tokens: int = 0
+    max_tokens: int,
+    block_size: int,
+    max_rows: int,
+    *,
+    compiles: bool,
+    step_tokens: int = 0,
+    num_blocks: int = 0,
 ) -> list[Batch]:
     """
     Return the batches to run: a prompt in slot 0 that samples, then a decode if there is room.
@@ -46,13 +48,13 @@ def warm_up_batches(
         compiles: True if kernels are compiled at their first use. Then the prompt is longer, and a
             short one and steps of many rows follow, with edits of logits and logprobs, so that no
             request waits for a compilation.
-        invariant_tokens: Most tokens of a step if its rows are batch-invariant; that prompt is
-            longer then.
+        step_tokens: Tokens of one more step where kernels are compiled, of as many prompts as it
+            takes, or of fewer tokens if there is no room for these; 0 for no such step.
+        num_blocks: Blocks for the prompts of that step.
     """
     if not compiles:
         return _sequence(1, _PROMPT_LEN, max_tokens, block_size, _FILTERED)
-    longest = max(_LONG_LEN, min(_INVARIANT_LEN, invariant_tokens))
-    batches = _sequence(1, longest, max_tokens, block_size, _FILTERED)
+    batches = _sequence(1, _LONG_LEN, max_tokens, block_size, _FILTERED)
     batches.append(_release(1))
     batches += _sequence(2, _SHORT_LEN, max_tokens, block_size, _EDITED)
     batches.append(_release(1))
@@ -61,7 +63,20 @@ def warm_up_batches(
             _admission(slot, 2 + num_rows, 1, [1 + slot], _EDITED) for slot in range(num_rows)
         ]
         batches += [_rows(0, 1, admits), _release(num_rows)]
+    if step_tokens:
+        admits = list(_prompts(3 + max_rows, step_tokens, max_tokens, block_size, num_blocks))
+        batches += [_prefill(admits[:max_rows]), _release(len(admits[:max_rows]))]
     return batches
+
+
+def undivided_tokens(weights: DecoderWeights) -> int:
+    """
+    Return from how many tokens on compiled kernels divide no product of batch-invariant rows with
+    a layer's weights.
+    """
+    layer = weights.layers[0]
+    products = (layer.qkv, layer.output, layer.gate_up, layer.down)
+    return rows_to_join(min(map(len, products)), layer.qkv.dtype)
 
 
 def _sequence(
@@ -75,6 +90,18 @@ def _sequence(
     if prompt_len < max_tokens:
         batches.append(_rows(prompt_len, 1))
     return batches
+
+
+def _prompts(
+    generation: int, num_tokens: int, max_tokens: int, block_size: int, num_blocks: int
+) -> Iterator[Admission]:
+    """Yield prompts of `num_tokens` in all, one a slot, each as long as there is room for it."""
+    slot, first = 0, 1
+    while num_tokens > 0 and first <= num_blocks:
+        length = min(num_tokens, max_tokens, (num_blocks + 1 - first) * block_size)
+        end = first + math.ceil(length / block_size)
+        yield _admission(slot, generation, length, range(first, end), _FILTERED)
+        num_tokens, slot, first = num_tokens - length, slot + 1, end
 
 
 def _admission(
@@ -101,6 +128,12 @@ def _rows(start: int, num_tokens: int, admits: Sequence[Admission] = ()) -> Batc
         row_start=np.full(num_rows, start, np.int32),
         row_flags=np.full(num_rows, ROW_SAMPLES, np.uint8),
     )
+
+
+def _prefill(admits: Sequence[Admission]) -> Batch:
+    """Make a batch that computes the prompts of the slots it admits, and samples."""
+    lengths = np.array([len(each.token_ids) for each in admits], np.int32)
+    return replace(_rows(0, 1, admits), row_num_tokens=lengths)
 
 
 def _release(num_slots: int) -> Batch:

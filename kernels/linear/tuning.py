@@ -109,6 +109,19 @@ def cut(width: int, tiles: LinearTiles) -> LinearTuning:
     )
 
 
+def rows_to_join(num_columns: int, dtype: torch.dtype) -> int:
+    """
+    Return from how many rows on `splits` is false for weights of `num_columns` columns of the
+    result or more, whatever their width.
+
+    Raises:
+        ValueError: Numbers are not of 2 or 4 bytes.
+    """
+    tuning = linear_tuning(1, dtype)  # tiles, and what is wanted, are those of any width
+    row_tiles = -(-tuning.programs_wanted // -(-num_columns // tuning.columns))
+    return (row_tiles - 1) * tuning.rows + 1
+
+
 def splits(tuning: LinearTuning, *, num_rows: int, num_columns: int, num_chunks: int = 1) -> bool:
     """Tell whether each part gets its own program; otherwise one computes a chunk's, in order."""
     programs = -(-num_rows // tuning.rows) * -(-num_columns // tuning.columns) * num_chunks

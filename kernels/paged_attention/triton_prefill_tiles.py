@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kernels.paged_attention.sequences import AttentionShape, PagedSequences
 from kernels.paged_attention.tuning import padded_head_dim
+from kernels.rounding import power_of_two
 
 TILE_FIELDS = 4
 """Number of columns of a table of tiles: row, first query, its position, number of queries."""
@@ -119,13 +120,8 @@ def invariant_tile_size(shape: AttentionShape) -> TileSize:
     size = tile_size(shape, is_short=False)
     if shape.dtype == torch.float32:
         return size
-    small = INVARIANT_TILES[max(64, power_of_two(shape.head_dim))]
+    small = INVARIANT_TILES[padded_head_dim(shape.head_dim)]
     return small if shape.group_size <= small.rows else size
-
-
-def power_of_two(number: int) -> int:
-    """Return the smallest power of two that is at least `number`, which is positive."""
-    return 1 << (number - 1).bit_length()
 
 
 def cut_prefill(

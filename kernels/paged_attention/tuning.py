@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from kernels.rounding import power_of_two
+
 NUM_MULTIPROCESSORS = 132
 """Number of multiprocessors of an H100 or H200; other devices are only less well balanced."""
 
@@ -78,7 +80,7 @@ on them either.
 
 def padded_head_dim(head_dim: int) -> int:
     """Return the width of tiles for a head size: a power of two, at least 64."""
-    return max(64, 1 << (head_dim - 1).bit_length())
+    return max(64, power_of_two(head_dim))
 
 
 def decode_tuning(*, head_dim: int, num_kv_heads: int, dtype: torch.dtype) -> DecodeTuning:

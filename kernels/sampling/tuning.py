@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernels.rounding import power_of_two
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingTiles:
@@ -75,21 +77,16 @@ class Cut:
     @classmethod
     def into(cls, tiles: SamplingTiles, vocab_size: int) -> Cut:
         """Return the cut of so many ids into these tiles."""
-        tile = min(tiles.tile, _power_of_two(vocab_size))
+        tile = min(tiles.tile, power_of_two(vocab_size))
         split = min(tiles.split, -(-vocab_size // tile) * tile)
         return cls(tile, split, -(-vocab_size // split), tiles.num_warps)
 
     @property
     def padded_splits(self) -> int:
         """`num_splits` rounded up to a power of two, as Triton needs it."""
-        return _power_of_two(self.num_splits)
+        return power_of_two(self.num_splits)
 
 
 def search_bytes(num_rows: int, vocab_size: int) -> int:
     """Return the bytes of the keys that a search for thresholds holds beside the logits."""
     return min(num_rows, ROWS_PER_SEARCH) * vocab_size * 4
-
-
-def _power_of_two(number: int) -> int:
-    """Return the smallest power of two that is at least `number`, which is positive."""
-    return 1 << (number - 1).bit_length()

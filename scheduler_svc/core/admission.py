@@ -96,7 +96,7 @@ def check(fleet: Fleet, new: NewRequest) -> list[Request]:
     choices = choices_of(
         new,
         stop_len=total_len,
-        first_number=cell.telemetry.counters.requests.accepted_requests,
+        first_number=cell.requests.next_number,
         num_truncated_tokens=whole_len - len(new.prompt),
     )
     _check_family(fleet, new, len(choices))

@@ -194,12 +194,10 @@ class ExecutorPort:
         with their outputs, in arrival order. A second suspension does nothing.
         """
         self.expire(now)
-        self._cell.router.note_change()
         suspension.suspend(self._replica, mode)
 
     def resume(self) -> None:
         """End a suspension; without one it does nothing."""
-        self._cell.router.note_change()
         suspension.resume(self._replica)
 
     def take_command(self) -> Suspend | Resume | None:

@@ -21,7 +21,7 @@ def suspend(replica: Replica, mode: KvMode) -> None:
     """
     if replica.gate.suspension.mode is not None:
         return
-    replica.gate.suspension.begin(mode)
+    replica.gate.suspend(mode)
     if mode is KvMode.RECOMPUTE:
         for slot in np.flatnonzero(replica.slots.running).tolist():
             replica.preempt(slot, "suspended")
@@ -29,7 +29,7 @@ def suspend(replica: Replica, mode: KvMode) -> None:
 
 def resume(replica: Replica) -> None:
     """End a suspension; without one it does nothing."""
-    replica.gate.suspension.end()
+    replica.gate.resume()
 
 
 def take_command(replica: Replica) -> Suspend | Resume | None:
@@ -38,13 +38,13 @@ def take_command(replica: Replica) -> Suspend | Resume | None:
     if not suspension.is_command_due:
         return None
     if suspension.sent_mode is not None:  # Also before it is suspended in another mode.
-        suspension.note_resumed()
+        replica.gate.note_resumed()
         _note_in_flight(replica)
         return Resume()
     assert suspension.mode is not None
     if _must_release(replica):
         return None
-    suspension.note_told()
+    replica.gate.note_suspended()
     if suspension.mode is KvMode.RECOMPUTE:
         replica.kv.prefix_cache.flush()
     _note_in_flight(replica)

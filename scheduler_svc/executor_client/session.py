@@ -266,9 +266,9 @@ class ExecutorSession:
                 self._watch.beat(message, now)
             case Attached():
                 self._attached(message)
-            case StepFailed():
-                if self._end.on_result(message):
-                    raise failed_step(message)
+            case StepFailed() if self._end.on_result(message):
+                error = failed_step(message)
+                self._lose(error, LossCause.of(error.metadata), now, failed=message)
 
     def _result(self, result: StepResult, now: float) -> None:
         step_id, timings = result.step_id, result.timings
@@ -339,9 +339,11 @@ class ExecutorSession:
             self._link.seek(may_move=True)
         self.attach(delay_s)
 
-    def _lose(self, error: TandemError, cause: LossCause, now: float) -> None:
+    def _lose(
+        self, error: TandemError, cause: LossCause, now: float, *, failed: StepFailed | None = None
+    ) -> None:
         """Give the session up and open another; the wait grows until a step succeeds."""
-        self._give_up(error, cause, now)
+        self._give_up(error, cause, now, failed=failed)
         delay_s = backoff_s(self._num_lost)
         self._num_lost += 1
         if cause is LossCause.FENCED:
@@ -349,7 +351,9 @@ class ExecutorSession:
         is_elsewhere = cause in (LossCause.DRAINING, LossCause.SILENT, LossCause.STUCK)
         self._link.connect(delay_s, elsewhere=is_elsewhere)
 
-    def _give_up(self, error: TandemError, cause: LossCause, now: float) -> None:
+    def _give_up(
+        self, error: TandemError, cause: LossCause, now: float, *, failed: StepFailed | None = None
+    ) -> None:
         """End the session, and tell which step may be to blame for the loss."""
         is_in_vain = self._num_lost >= LOSSES_IN_VAIN
         is_blaming = cause.blames_step or (cause.may_repeat and is_in_vain)
@@ -375,7 +379,12 @@ class ExecutorSession:
         )
         may_live = self._end.boot_id if cause.may_live and not is_in_vain else ""
         ended = SessionEnded(
-            cause=cause, died_in=died_in, may_live=may_live, refusal=refusal, message=error.message
+            cause=cause,
+            died_in=died_in,
+            may_live=may_live,
+            refusal=refusal,
+            failed=failed,
+            message=error.message,
         )
         self.events.append(ended)
         # Streams may have moved to the address of another boot that fell silent.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from scheduler_svc.core.faults.refusals import Refusal
 from scheduler_svc.executor_client.link_events import SessionOpened
-from tandem.link.results import StepResult
+from tandem.link.results import StepFailed, StepResult
 from tandem.link.session import LossCause
 
 
@@ -25,6 +25,7 @@ class SessionEnded:
         may_live: Boot id of the executor if it is unknown whether it died, else empty; an
             ExecutorSeen may tell later.
         refusal: Batch of ours that the executor refused; None if it refused none.
+        failed: Step whose failure ended the session, as the executor tells it; None for other ends.
         message: Cause in words, for operators; events of equal consequence may differ in it.
     """
 
@@ -32,6 +33,7 @@ class SessionEnded:
     died_in: int | None
     may_live: str
     refusal: Refusal | None = None
+    failed: StepFailed | None = None
     message: str = field(default="", compare=False)
 
 

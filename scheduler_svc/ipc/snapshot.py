@@ -12,7 +12,8 @@ are the very `tandem.admin.v1.GetStatsResponse` that operators get, its bytes as
     "requests" ListArgument      RequestList
     "events"   EventsArgument    EventList        errors EventsNotTracked, RequestNotFound
     "flush"    none (b"{}")      FlushResult
-    "suspend"  SuspendArgument   SuspendResult    when done; errors NoExecutor, ExecutorLost
+    "suspend"  SuspendArgument   SuspendResult    when done; errors NoExecutor, ExecutorLost, and
+                                                the executor's own, such as OutOfMemory
     "resume"   none (b"{}")      SuspendResult    as "suspend"
     "executor" none (b"{}")      ExecutorInUse    error NoExecutor
     "report"   ProcessReport     Reported         of a frontend, every few seconds

@@ -146,6 +146,8 @@ class Cluster:
         admin_address: The operators' address.
         executor_address: Address of the step link.
         gate: Gate that holds every executor's steps when it is closed; open at first.
+        host_limit: File that says, while it exists, how many bytes of the host's memory are free
+            for the next suspension.
     """
 
     def __init__(self, model: Path, folder: Path, limits: list[str], scheduler: list[str]) -> None:
@@ -157,6 +159,7 @@ class Cluster:
         self._num_started = 0
         self._gate_file = folder / "step-gate"
         self.gate = StepGate(self._gate_file)
+        self.host_limit = folder / "host-limit"
         self.executor: Process | None = None
         self.address = f"127.0.0.1:{free_port()}"
         self.start_scheduler()
@@ -183,7 +186,7 @@ class Cluster:
             [*arguments, *options, *extra],
             self._folder,
             self._name("executor"),
-            {"STEP_GATE": str(self._gate_file)},
+            {"STEP_GATE": str(self._gate_file), "HOST_LIMIT": str(self.host_limit)},
         )
         self.executor.addresses()
         if ready:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tandem.errors import NoExecutor
+from tandem.errors import NoExecutor, OutOfMemory
 from tandem_client import Delta, FinishReason, KvMode, Started
 from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import running
@@ -99,6 +99,32 @@ class TestSuspend:
             assert not admin.stats().suspended
         assert undisturbed == found
         wait_until(suspendable.is_ready, "ready again")
+        idle(suspendable)
+
+    def test_a_suspension_that_the_host_has_no_room_for_is_refused(
+        self, suspendable, undisturbed, idle
+    ):
+        """
+        The operator learns what is short, where and what to do; requests go on with the tokens that
+        they would have had, and another KV mode can be asked for at once.
+        """
+        with (
+            suspendable.client() as client,
+            suspendable.admin() as admin,
+            under_way(suspendable, client, *PROMPTS) as streams,
+        ):
+            losses = admin.stats().executor_losses
+            suspendable.host_limit.write_text("4096")
+            with pytest.raises(OutOfMemory, match="suspend with PERSIST or RECOMPUTE") as refused:
+                suspend(suspendable, admin, KvMode.OFFLOAD)
+            assert suspendable.executor_address in refused.value.message
+            assert undisturbed == [tuple(ids + rest(stream)) for stream, ids in streams]
+            stats = admin.stats()
+            assert (False, losses + 1) == (stats.suspended, stats.executor_losses)
+            admin.suspend(KvMode.RECOMPUTE)
+            assert admin.stats().suspended
+            admin.resume()
+            suspendable.host_limit.unlink()
         idle(suspendable)
 
     def test_a_suspended_request_can_be_cancelled(self, suspendable, idle):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from executor_svc.device.choice import CaptureBroken
 from executor_svc.device.out_of_memory import in_one_line, is_out_of_memory
 from executor_svc.step.graphs.capture import Captured
 
@@ -88,17 +89,17 @@ def _captured(
             _noted(errors),
         ):
             run()
-    except BaseException as error:
+    except Exception as error:
         # If the call's error has ended the capture, PyTorch raises another that tells of that
         # alone, and leaves the thread on the stream of captures.
         torch.cuda.set_stream(before)
         if not errors or errors[0] is error:
             raise
-        if is_out_of_memory(errors[0]):
-            raise errors[0] from error
-        first = f"{type(errors[0]).__name__}: {in_one_line(errors[0])}"
-        # It is worded as an error of CUDA: PyTorch's allocator still waits for the capture's end.
-        raise RuntimeError(f"CUDA error: a graph's capture was ended by {first}") from errors[0]
+        first = errors[0]
+        if is_out_of_memory(first) or not isinstance(first, Exception):
+            raise first from error
+        words = f"{type(first).__name__}: {in_one_line(first)}"
+        raise CaptureBroken(f"a graph's capture was ended by {words}") from first
     return graph
 
 

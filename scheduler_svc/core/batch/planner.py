@@ -33,7 +33,7 @@ from scheduler_svc.core.batch.prefill_admission import admit
 from scheduler_svc.core.batch.prefills import continue_prefills, use_leftover
 from scheduler_svc.core.batch.priority_preemption import make_way
 from scheduler_svc.core.batch.step_report import report_step
-from scheduler_svc.core.faults.precautions import PlanScope, plan_scope
+from scheduler_svc.core.faults.precautions import PlanScope, settle_faults
 from scheduler_svc.core.state.replica import Replica
 from tandem.link.batch import Batch
 
@@ -41,7 +41,7 @@ from tandem.link.batch import Batch
 def plan(replica: Replica, now: float) -> Batch | None:
     """Plan the next batch; None when there is nothing to send."""
     cell = replica.cell
-    scope = plan_scope(replica, now)
+    scope = settle_faults(replica, now)
     if scope is PlanScope.NONE:
         return None
     builder = BatchBuilder(replica)

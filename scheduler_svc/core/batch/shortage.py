@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from scheduler_svc.core.batch.batch_builder import BatchBuilder
 from scheduler_svc.core.observe.step_log import preemption_line
-from scheduler_svc.core.request.options import PreemptionMode
 from scheduler_svc.core.state.ends import fail
 from tandem.errors import NeverFits
 
@@ -15,13 +14,9 @@ def preempt_for_blocks(builder: BatchBuilder, slot: int) -> None:
     cell = replica.cell
     request = replica.slots.request_of(slot)
     counters = cell.telemetry.counters.preemption
-    num_fallbacks = counters.swap_fallbacks
-    replica.preempt(slot)
+    mode = replica.preempt(slot)
     builder.note_preemption()
     counters.retractions += 1
-    mode = cell.options.preemption_mode
-    if counters.swap_fallbacks > num_fallbacks:
-        mode = PreemptionMode.RECOMPUTE
     line = preemption_line(request.new.log_ids, mode, counters.retractions)
     if line is not None:
         cell.events.add_log(line)

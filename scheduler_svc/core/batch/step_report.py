@@ -23,9 +23,9 @@ def report_step(builder: BatchBuilder, now: float) -> None:
             num_cached=num_cached,
         )
         cell.events.add_log(line)
-    if cell.telemetry.counters.decode_steps >= log.due_step:
+    if telemetry.is_decode_line_due:
         cell.events.add_log(
-            log.decode_line(snapshot, cell.telemetry.counters.compute.output_tokens, now)
+            log.decode_line(snapshot, telemetry.counters.compute.output_tokens, now)
         )
 
 

@@ -25,10 +25,10 @@ class PlanScope(Enum):
     NONE = auto()
 
 
-def plan_scope(replica: Replica, now: float) -> PlanScope:
+def settle_faults(replica: Replica, now: float) -> PlanScope:
     """
-    Return what the next plan of an executor may run, and bring its state up to the time of a plan:
-    the executor that runs suspects, their trial, and the size of steps after want of memory.
+    Bring what earlier faults left up to the time of a plan: the executor that runs suspects, their
+    trial, and the size of steps after want of memory. Returns what the plan may run.
     """
     scope = _scope(replica, now) if replica.cell.suspects.has_marks else PlanScope.ALL
     if scope is not PlanScope.NONE:

@@ -15,7 +15,7 @@ from scheduler_svc.core.queue.token_rates import TokenRates
 from scheduler_svc.core.request.events import EventLog
 from scheduler_svc.core.request.geometry import Limits
 from scheduler_svc.core.request.new_request import NewRequest
-from scheduler_svc.core.request.options import CoreOptions
+from scheduler_svc.core.request.options import CoreOptions, PreemptionMode
 from scheduler_svc.core.request.request import Request, RequestState
 from scheduler_svc.core.routing.router import Router
 from scheduler_svc.core.state.gate import AdmissionGate, Vacancy
@@ -44,8 +44,8 @@ class Holder(Protocol):
     def has_room_for(self, request: Request) -> bool:
         """Return True where a waiting request could be admitted now."""
 
-    def preempt(self, slot: int, detail: str) -> None:
-        """Preempt a running request."""
+    def preempt(self, slot: int, detail: str) -> PreemptionMode:
+        """Preempt a running request; return how it gets its KV back."""
 
     def drop(self, request: Request) -> None:
         """Forget a request that was admitted here last."""

@@ -26,8 +26,7 @@ def finish(
     got_on = reason not in {FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.SUPERSEDED}
     cell.suspects.note_left(request.number, got_on=got_on)
     cell.telemetry.counters.requests.finished_requests += 1
-    if cell.telemetry.recorder is not None:
-        cell.telemetry.note(EventKind.FINISH, request, now, reason.name)
+    cell.telemetry.note(EventKind.FINISH, request, now, reason.name)
     arrival_s, known = request.new.arrival_s, len(request.outputs)
     scheduled_s, first_s = request.times.scheduled_s, request.times.first_token_s
     cell.events.add(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from scheduler_svc.core.invariants import require
 from scheduler_svc.core.routing.router import Router
 from scheduler_svc.core.state.suspension import Suspension
+from tandem.link.commands import KvMode
 
 
 class AdmissionGate:
@@ -21,7 +22,8 @@ class AdmissionGate:
         is_closing: True once no request is admitted any more, as the executor is to be given back.
         is_full: True when a request did not fit beside the running ones, so that none is admitted
             until a running or waiting request is gone.
-        suspension: Suspension of steps that was asked for, and the one the executor was told of.
+        suspension: Suspension of steps that was asked for, and the one the executor was told of;
+            others only read it.
     """
 
     __slots__ = ("_router", "is_away", "is_closing", "is_full", "suspension")
@@ -62,7 +64,29 @@ class AdmissionGate:
 
     def reopen(self) -> None:
         """Let requests be admitted again, as one is gone, or came and may make others give way."""
-        self.is_full = False
+        if self.is_full:
+            self._router.note_change()
+            self.is_full = False
+
+    def suspend(self, mode: KvMode) -> None:
+        """Ask for a suspension in this mode: no step is planned until its end."""
+        self._router.note_change()
+        self.suspension.begin(mode)
+
+    def resume(self) -> None:
+        """Ask for the end of the suspension, if there is one."""
+        self._router.note_change()
+        self.suspension.end()
+
+    def note_suspended(self) -> None:
+        """Note that the executor is told to suspend in the mode that was asked for."""
+        self._router.note_change()
+        self.suspension.note_told()
+
+    def note_resumed(self) -> None:
+        """Note that the executor is told to resume, or is another one, which knows of none."""
+        self._router.note_change()
+        self.suspension.note_resumed()
 
     def check_integrity(self, *, num_running: int, num_draining: int, num_live: int) -> None:
         """

@@ -18,16 +18,19 @@ class LiveRequests:
     A request is here from its acceptance to its end, wherever it waits or runs meanwhile.
 
     Attributes:
+        next_number: Number of the choice that is accepted next: they count in order of acceptance,
+            which is their order of age.
         tenants: Number of live choices of each tenant.
     """
 
-    __slots__ = ("_by_handle", "_by_id", "_deadlines", "tenants")
+    __slots__ = ("_by_handle", "_by_id", "_deadlines", "next_number", "tenants")
 
     def __init__(self) -> None:
         self._by_id: dict[tuple[str, str], list[Request]] = {}
         """Live choices by tenant and request id."""
         self._by_handle: dict[int, Request] = {}
         self._deadlines: KeyedHeap[float, Request] = KeyedHeap()
+        self.next_number = 0
         self.tenants = TenantCounts()
 
     def __len__(self) -> int:
@@ -72,6 +75,7 @@ class LiveRequests:
     def add(self, request: Request) -> None:
         """Add one choice of a request, which gets to know its siblings by it."""
         new = request.new
+        self.next_number = max(self.next_number, request.number + 1)
         choices = self._by_id.setdefault((new.tenant, new.request_id), [])
         choices.append(request)
         request.join(choices)
@@ -96,8 +100,10 @@ class LiveRequests:
         Compare the indexes with one another.
 
         Raises:
-            InternalError: A request is missing from one of them.
+            InternalError: A request is missing from one of them, or has a number of one to come.
         """
+        if any(request.number >= self.next_number for request in self):
+            raise InternalError("a request has the number of one that is yet to be accepted")
         self.tenants.check_integrity(request.new.tenant for request in self)
         by_id = [request for choices in self._by_id.values() for request in choices]
         if {request.new.handle: request for request in by_id} != self._by_handle:

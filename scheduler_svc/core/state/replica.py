@@ -6,6 +6,7 @@ from scheduler_svc.core.kv_cache.kv_cache import KvCache
 from scheduler_svc.core.observe.request_events import EventKind
 from scheduler_svc.core.queue.keyed_heap import KeyedHeap
 from scheduler_svc.core.request.geometry import Limits
+from scheduler_svc.core.request.options import PreemptionMode
 from scheduler_svc.core.request.request import Request, RequestState
 from scheduler_svc.core.slots.slots import SlotTable
 from scheduler_svc.core.state.cell import Cell
@@ -166,15 +167,17 @@ class Replica:
         self.slots.set_decoding(slot, True)
         self.slots.request_of(slot).move(RequestState.DECODE)
 
-    def preempt(self, slot: int, detail: str = "out of memory") -> None:
+    def preempt(self, slot: int, detail: str = "out of memory") -> PreemptionMode:
         """
         Preempt a running request: it loses its slot, and waits again once all its results in flight
-        were seen.
+        were seen. Returns how it gets its KV back.
         """
         cell, request = self.cell, self.slots.request_of(slot)
         kind = EventKind.EVICT if slot in self.paused else EventKind.RETRACT
         self.vacate(slot)
+        mode = cell.options.preemption_mode
         if not self.kv.try_plan_swap(slot, request):
+            mode = PreemptionMode.RECOMPUTE
             cell.telemetry.counters.preemption.swap_fallbacks += 1
         self._note_preempted(request, kind, detail)
         if request.place.num_in_flight:
@@ -182,6 +185,7 @@ class Replica:
             self.draining[request.place.key] = request
         else:
             self.wait_again(request)
+        return mode
 
     def restart(self, request: Request, detail: str) -> None:
         """
@@ -259,7 +263,7 @@ class Replica:
         self.limits = limits
         self.slots = SlotTable(limits, self.slots.next_version(), replica=self.slots.replica)
         self.kv = KvCache(limits, cell.options, self.slots, self.kv.prefix_cache.version + 1)
-        self.gate.suspension.note_resumed()
+        self.gate.note_resumed()
 
     def check_integrity(self) -> None:
         """

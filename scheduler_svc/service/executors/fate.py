@@ -19,7 +19,15 @@ from scheduler_svc.service.executors.members import Members
 from scheduler_svc.service.publisher import Publisher
 from scheduler_svc.service.service_state import ServiceState
 from tandem.engine_config import EngineConfig
-from tandem.errors import ExecutorLost, ModelChanged, SessionLost, TandemError
+from tandem.errors import (
+    ERROR_BY_REASON,
+    ExecutorLost,
+    InternalError,
+    ModelChanged,
+    SessionLost,
+    TandemError,
+)
+from tandem.link.results import StepFailed
 from tandem.link.session import LossCause
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -76,9 +84,13 @@ class ExecutorFate:
 
     def lost(self, member: Member, event: SessionEnded, now: float) -> None:
         """
-        Move running requests back to the waiting queue, from which another executor may take them;
-        a suspension is asked for again.
+        Move running requests back to the waiting queue, from which another executor may take them.
+
+        A suspension is asked for again, unless its own command has failed, as where the host has no
+        room: it would fail again and again, so it is given up and no request is to blame.
         """
+        failed = event.failed
+        is_command = failed is not None and failed.step_id == member.command_step
         member.command_step = None
         port, was_serving = member.port, member.is_serving
         member.is_serving = False
@@ -88,6 +100,10 @@ class ExecutorFate:
             _log.error("state_hash_mismatch", **port.slot_columns())
         if event.refusal is not None:
             port.batch_refused(event.refusal, now)
+            return
+        if failed is not None and is_command:
+            port.executor_lost(now)
+            self._give_up_suspension(member, failed)
             return
         is_memory = event.cause is LossCause.OUT_OF_MEMORY
         port.executor_lost(now, event.died_in, out_of_memory=is_memory, may_live=event.may_live)
@@ -142,6 +158,15 @@ class ExecutorFate:
                 _log.warning("executor_gone", address=member.address)
                 self.part(member, now)
 
+    def _give_up_suspension(self, member: Member, failed: StepFailed) -> None:
+        """Give a suspension up for all executors, as one of them could not obey."""
+        address, why = member.session.address, failed.message
+        _log.warning("suspension_given_up", address=address, reason=failed.reason, message=why)
+        kind = ERROR_BY_REASON.get(failed.reason, InternalError)
+        self._members.give_up_suspension(
+            kind(f"the executor at {address} was not suspended, so none is: {why}")
+        )
+
     def _use(
         self,
         member: Member,
@@ -167,7 +192,7 @@ class ExecutorFate:
         if port is None:
             member.port = core.attach(limits, geometry)
             if self._members.suspension is not None:
-                member.port.suspend(self._members.suspension, now)
+                member.port.suspend(self._members.suspension.mode, now)
             return
         port.use_geometry(limits, geometry, now)
         member.port = port

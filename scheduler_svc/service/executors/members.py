@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from math import inf
 
 from scheduler_svc.config.settings import SchedulerSettings
@@ -12,10 +12,25 @@ from scheduler_svc.executor_client.link import ExecutorLink
 from scheduler_svc.executor_client.session import ExecutorSession
 from scheduler_svc.executor_client.session_events import SessionCounts
 from scheduler_svc.service.executors.member import Member
+from tandem.errors import TandemError
 from tandem.link.commands import KvMode
 
 MakeLink = Callable[[str], ExecutorLink]
 """Makes the link to the executor with an address; it is not started yet."""
+
+
+@dataclass(slots=True, eq=False)
+class SuspensionWish:
+    """
+    Wish of an operator to suspend all executors, those that attach later too.
+
+    Attributes:
+        mode: Mode in which they are to suspend.
+        refused: Error of the executor that could not, for which it was given up; None before.
+    """
+
+    mode: KvMode
+    refused: TandemError | None = None
 
 
 class Members:
@@ -26,7 +41,7 @@ class Members:
     Attributes:
         newest: Member whose session was opened last; None before the first.
         spare: The core's port to the last member, which was removed: the core keeps one.
-        suspension: What an operator's suspension asks of executors; None without one.
+        suspension: Suspension that an operator has asked for; None without one.
     """
 
     def __init__(self, make_link: MakeLink, settings: SchedulerSettings, now: float) -> None:
@@ -48,7 +63,7 @@ class Members:
         """Time at which the last member was removed, or the start."""
         self.newest: Member | None = None
         self.spare: ExecutorPort | None = None
-        self.suspension: KvMode | None = None
+        self.suspension: SuspensionWish | None = None
         for address in settings.executor_addresses:
             self.add(address, now)
 
@@ -112,6 +127,29 @@ class Members:
                 member.link.release()
         for member in self:
             member.link.stop(release=release)
+
+    def suspend(self, mode: KvMode, now: float) -> SuspensionWish:
+        """Suspend all executors that are not suspended, those that attach later too."""
+        if self.suspension is None:
+            self.suspension = SuspensionWish(mode)
+        self.suspension.mode = mode
+        for member in self:
+            if member.port is not None:
+                member.port.suspend(mode, now)
+        return self.suspension
+
+    def resume(self) -> None:
+        """Resume all executors."""
+        self.suspension = None
+        for member in self:
+            if member.port is not None:
+                member.port.resume()
+
+    def give_up_suspension(self, error: TandemError) -> None:
+        """Resume all executors, as one could not suspend; callers that wait get the error."""
+        if self.suspension is not None:
+            self.suspension.refused = error
+        self.resume()
 
     def others_serving(self, member: Member) -> list[Member]:
         """Return the members but one that have a session which can be used."""

@@ -20,7 +20,7 @@ from scheduler_svc.ipc.snapshot import (
     decode_suspend_argument,
 )
 from scheduler_svc.service.drain import Drain
-from scheduler_svc.service.executors.members import Members
+from scheduler_svc.service.executors.members import Members, SuspensionWish
 from scheduler_svc.service.executors.operations import ExecutorOperations
 from scheduler_svc.service.operate.pending import Pending
 from scheduler_svc.service.service_state import ServiceState
@@ -87,21 +87,14 @@ class Commands:
             raise NoExecutor("no executor is attached that could be suspended: try again later")
         if not members.is_suspended:
             _log.info("suspending", kv_mode=mode.name, requests=core.num_requests)
-        members.suspension = mode
-        for member in members:
-            if member.port is not None:
-                member.port.suspend(mode, now)
-        return self._obeyed(now)
+        return self._obeyed(now, members.suspend(mode, now))
 
     def resume(self, _argument: bytes, now: float) -> Pending:
         """Resume all executors."""
         members = self._members
         if members.is_suspended:
             _log.info("resuming", requests=self._state.num_requests)
-        members.suspension = None
-        for member in members:
-            if member.port is not None:
-                member.port.resume()
+        members.resume()
         return self._obeyed(now)
 
     def add_executor(self, argument: bytes, now: float) -> None:
@@ -131,20 +124,26 @@ class Commands:
             return self._drain.num_handed_over - num_handed_over_before
         return self._state.num_requests
 
-    def _obeyed(self, now: float) -> Pending:
+    def _obeyed(self, now: float, wish: SuspensionWish | None = None) -> Pending:
         return Pending(
             until_s=now + SUSPEND_WAIT_S,
-            is_done=lambda: self._members.has_obeyed,
-            result=self._suspend_result,
+            is_done=lambda: self._members.has_obeyed or _is_refused(wish),
+            result=lambda: self._suspend_result(wish),
         )
 
-    def _suspend_result(self) -> SuspendResult:
+    def _suspend_result(self, wish: SuspensionWish | None) -> SuspendResult:
+        if wish is not None and wish.refused is not None:
+            raise wish.refused
         if not self._members.has_obeyed:
             raise ExecutorLost(
                 f"the executor has not answered for {SUSPEND_WAIT_S:g} s; what was asked for stays "
                 "asked for"
             )
         return SuspendResult(self._members.device_memory_bytes)
+
+
+def _is_refused(wish: SuspensionWish | None) -> bool:
+    return wish is not None and wish.refused is not None
 
 
 def _tenant_of(request_id: str, core: Scheduler) -> str:

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from tandem_client import AdminClient, Client
+from tandem.errors import OutOfMemory
+from tandem_client import AdminClient, Client, KvMode
 from tests.e2e.cluster import PATIENCE, Process
 from tests.executor_svc.ranks.processes import is_ready, start_pods
 from tests.ports import free_port
@@ -93,3 +94,24 @@ class TestShortOfMemory:
         assert before.token_ids == after.token_ids
         assert 2 == len(pods.generations)
         assert "rank 1 of the model: out of memory while computing 256 tokens" in pods.log()
+
+    def test_refused_suspension_is_told_and_not_tried_again(self, pods, scheduler):
+        """
+        Where the host of rank 1 alone has no room for a suspension with OFFLOAD, the operator gets
+        its error, and the executor that is started again serves and is not suspended.
+        """
+        addresses = scheduler.addresses()
+        wait_until(lambda: is_ready(addresses["address"]), "both ranks")
+        with (
+            Client(addresses["address"]) as client,
+            AdminClient(addresses["admin_address"]) as admin,
+        ):
+            before = client.complete(token_ids=PROMPT, max_tokens=8, temperature=0)
+            pods.limit_file.write_text("256")
+            with pytest.raises(OutOfMemory, match=r"rank 1 of the model: the host has 0\.0"):
+                admin.suspend(KvMode.OFFLOAD)
+            after = client.complete(token_ids=PROMPT, max_tokens=8, temperature=0)
+            assert not admin.stats().suspended
+
+        assert before.token_ids == after.token_ids
+        assert 2 == len(pods.generations)

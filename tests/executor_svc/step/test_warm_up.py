@@ -59,3 +59,32 @@ def test_steps_of_many_rows_are_among_them_where_kernels_compile(
     """
     batches = warm_up_batches(100, 16, max_rows, compiles=True)
     assert expected == [len(step.admits) for step in batches[6:] if step.admits]
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "num_blocks", "expected"),
+    [
+        (1, 1, [1]),
+        (1, 20, [1, 1, 1]),
+        (3, 3, [3, 2]),
+        (3, 20, [3, 3, 3]),
+        (7, 3, [6]),
+        (7, 20, [7, 5]),
+    ],
+)
+def test_step_of_several_prompts_fits_any_room(
+    zoo: Callable[[str], Path], max_tokens: int, num_blocks: int, expected: list[int]
+):
+    """
+    A warm-up that is to have a step of more tokens than a sequence may have makes it of several
+    prompts, as many as there are slots and blocks for, and each samples.
+    """
+    bench = Bench.build(
+        zoo("llama_mha"), num_blocks=num_blocks, block_size=2, num_slots=3, max_model_len=max_tokens
+    )
+    room = min(max_tokens, 2 * num_blocks), 2, min(3, num_blocks)
+    batches = warm_up_batches(*room, compiles=True, step_tokens=12, num_blocks=num_blocks)
+    results = [bench.runner.execute(each, 0) for each in batches]
+    assert [()] * len(batches) == [result.row_errors for result in results]
+    assert expected == batches[-2].row_num_tokens.tolist()
+    assert len(expected) == len(results[-2].token)

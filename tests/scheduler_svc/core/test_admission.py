@@ -7,6 +7,7 @@ import pytest
 
 from scheduler_svc.core.request.geometry import ExecutorGeometry, Limits
 from scheduler_svc.core.request.options import CoreOptions, OnPressure
+from scheduler_svc.core.request.request import FinishReason
 from tandem.engine_config import EngineConfig
 from tandem.errors import (
     DuplicateRequestId,
@@ -115,7 +116,7 @@ class TestCapacity:
         if how == "finish":
             rig.run()
         else:
-            rig.core.end_request(f"r{handle}", 7, rig.now)
+            rig.core.end_request(f"r{handle}", FinishReason.CANCELLED, rig.now)
         assert 1 == rig.submit()
 
     def test_an_id_in_use_is_refused_and_free_after_the_end(self):
@@ -203,7 +204,7 @@ class TestPressure:
         A refusing engine takes requests again once blocks were given back.
         """
         rig = _filled(922, OnPressure.REFUSE)
-        rig.core.end_request("r0", 7, rig.now)
+        rig.core.end_request("r0", FinishReason.CANCELLED, rig.now)
         rig.step()
         rig.submit()
         rig.run()

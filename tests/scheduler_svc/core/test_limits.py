@@ -11,6 +11,7 @@ from scheduler_svc.core.admission import MAX_PRIORITY, MIN_PRIORITY
 from scheduler_svc.core.queue.retry_advice import MAX_ADVICE_S, MIN_ADVICE_S, WINDOW_S, RetryAdvice
 from scheduler_svc.core.queue.tenants import TenantCounts
 from scheduler_svc.core.request.options import CoreOptions, OnPressure
+from scheduler_svc.core.request.request import FinishReason
 from tandem.errors import (
     InternalError,
     InvalidParameter,
@@ -59,7 +60,7 @@ class TestQueuedRequests:
         waits = rig.submit()
         with pytest.raises(QueueFull):
             rig.submit()
-        rig.core.end_request("r0", 7, rig.now)
+        rig.core.end_request("r0", FinishReason.CANCELLED, rig.now)
         rig.step()
         assert queue_position(rig.core, waits) is None
         rig.submit()

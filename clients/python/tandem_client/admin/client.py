@@ -229,6 +229,8 @@ class AdminClient(Connection):
 
         Raises:
             NoExecutor: No executor is attached.
+            OutOfMemory: The host of an executor has no room for `KvMode.OFFLOAD`; nothing is
+                suspended.
         """
         mode = 0 if kv_mode is None else int(kv_mode)
         request = admin.SuspendRequest(kv_mode=mode)  # type: ignore[arg-type]  # numbers are the same

@@ -40,6 +40,15 @@ class Graph:
         self._free[0] -= 100
 
 
+ENDING_ERRORS = (
+    torch.AcceleratorError,
+    torch.OutOfMemoryError,
+    ValueError,
+    KeyboardInterrupt,
+)
+"""Errors that end a capture here."""
+
+
 @pytest.fixture
 def done(monkeypatch):
     """Calls that the fake device got, in order; free memory falls by 1,000 bytes per graph, and 100 per launch."""
@@ -58,7 +67,7 @@ def done(monkeypatch):
         found.append(f"begin in {pool}, {capture_error_mode}")
         try:
             yield
-        except (torch.AcceleratorError, torch.OutOfMemoryError):
+        except ENDING_ERRORS:
             # PyTorch ends the capture first, and leaves the stream only if that raises nothing.
             raise torch.AcceleratorError("CUDA error: failed during capture")  # noqa: B904  # as there
         free[0] -= 1000
@@ -139,7 +148,8 @@ def test_failed_capture_leaves_the_collector_as_it_was(done):
     assert 0 == gc.get_freeze_count()
 
 
-ENDED = "^CUDA error: a graph's capture was ended by AcceleratorError: CUDA error: not permitted$"
+ENDED = "^a graph's capture was ended by AcceleratorError: CUDA error: not permitted$"
+ENDED_OTHERWISE = "^a graph's capture was ended by ValueError: not permitted$"
 FULL = "^CUDA out of memory"
 
 
@@ -147,9 +157,10 @@ FULL = "^CUDA out of memory"
     ("error", "told", "is_lost"),
     [
         (torch.AcceleratorError("CUDA error: not permitted\nSearch for"), ENDED, True),
+        (ValueError("not permitted"), ENDED_OTHERWISE, True),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), FULL, False),
     ],
-    ids=["synchronised", "memory"],
+    ids=["synchronised", "no error of CUDA", "memory"],
 )
 def test_error_that_ends_a_capture_is_told_and_its_stream_left(done, error, told, is_lost):
     """
@@ -168,3 +179,20 @@ def test_error_that_ends_a_capture_is_told_and_its_stream_left(done, error, told
     assert is_lost is is_sticky(caught.value)
     assert is_lost is not is_out_of_memory(caught.value)
     assert error in (caught.value, caught.value.__cause__)
+
+
+def test_interruption_that_ends_a_capture_stays_one(done):
+    """
+    A signal that ends a capture is no error of the device: it is raised as it came, and the thread
+    is back on its stream.
+    """
+    calls = []
+
+    def run():
+        calls.append(1)
+        if len(calls) > 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        CudaGraphs(torch.device("cuda:0")).capture([run])
+    assert "back on current stream" == done[-1]

@@ -11,6 +11,7 @@ from scheduler_svc.core.kv_cache import prefix_cache
 from scheduler_svc.core.request import block_hashes
 from scheduler_svc.core.request.events import ProgressKind
 from scheduler_svc.core.request.options import CoreOptions, Eviction
+from scheduler_svc.core.request.request import FinishReason
 from tandem.errors import InvalidLogits
 from tests.scheduler_svc.core.harness import Rig, geometry_of, small_config
 
@@ -352,7 +353,7 @@ class TestRowErrors:
         rig.step()
         # The executor does not report the NaN, as the prompt's first chunk samples nothing.
         rig.executor.memory.is_bad[rig.core._replica.slots.blocks.table[0, :2]] = True
-        rig.core.end_request("r0", 7, rig.now)
+        rig.core.end_request("r0", FinishReason.CANCELLED, rig.now)
         handle = rig.submit(prompt=prompt_of(12), max_tokens=12)
         rig.run()
         assert rig.expected(handle) == rig.outputs[handle]

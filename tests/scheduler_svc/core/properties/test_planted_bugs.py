@@ -48,9 +48,10 @@ def readmit_while_draining(monkeypatch):
 
     def preempt_at_once(executor, slot, *detail):
         victim = executor.slots.request_of(slot)
-        preempt(executor, slot, *detail)
+        mode = preempt(executor, slot, *detail)
         if victim.state is request.RequestState.DRAINING:
             executor.wait_again(victim)
+        return mode
 
     monkeypatch.setattr(replica.Replica, "preempt", preempt_at_once)
 

@@ -189,3 +189,26 @@ class TestIntegrity:
         requests.tenants.add("blue")
         with pytest.raises(InternalError, match="blue"):
             requests.check_integrity()
+
+
+class TestNumbers:
+    def test_next_number_follows_all_that_were_given(self):
+        """
+        A number is given once: ends of requests, the newest one too, give none back.
+        """
+        requests = LiveRequests()
+        assert 0 == requests.next_number
+        one = choice(requests.next_number)
+        requests.add(one)
+        requests.remove(one)
+        assert 1 == requests.next_number
+
+    def test_number_that_is_yet_to_be_given_is_found(self):
+        """
+        The check finds a request that has the number of one to come.
+        """
+        requests = live(choice(0), choice(1))
+        requests.check_integrity()
+        requests.next_number = 1
+        with pytest.raises(InternalError, match="yet to be accepted"):
+            requests.check_integrity()

@@ -180,11 +180,11 @@ class TestPreempt:
 
     def test_a_request_without_host_blocks_is_recomputed(self):
         """
-        A preemption that was to swap and found no host blocks counts as fallback.
+        A preemption that was to swap and found no host blocks says so, and counts as fallback.
         """
         swap = replace(OPTIONS, preemption_mode=PreemptionMode.SWAP)
         rig = decoding(options=swap)
-        rig.core._replica.preempt(0)
+        assert PreemptionMode.RECOMPUTE is rig.core._replica.preempt(0)
         assert 1 == rig.core._cell.telemetry.counters.preemption.swap_fallbacks
         rig.run()
         assert rig.expected(0) == rig.outputs[0]

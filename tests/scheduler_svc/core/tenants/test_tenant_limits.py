@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_svc.core.request.options import CoreOptions
+from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.request.tenant import TenantLimits
 from tandem.errors import NeverFits, QueueFull
 from tests.scheduler_svc.core.harness import Rig, small_config
@@ -67,7 +68,7 @@ class TestQueuedTokens:
         waits = rig.submit(prompt_len=10, tenant="red")
         with pytest.raises(QueueFull):
             rig.submit(prompt_len=1, tenant="red")
-        rig.core.end_handle(waits, 7, rig.now)
+        rig.core.end_handle(waits, FinishReason.CANCELLED, rig.now)
         rig.submit(prompt_len=10, tenant="red")
 
     def test_a_longer_prompt_never_fits(self):

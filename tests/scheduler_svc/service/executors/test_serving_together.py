@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from tandem.errors import OutOfMemory
+from tandem.link.commands import KvMode, Resume, Suspend
 from tests.scheduler_svc.service.executors.fleet import (
     assert_all_right,
     end_process,
@@ -303,6 +305,23 @@ class TestOperators:
             assert len(link.runner.commands) == 1
         bench.reply(frontend, "resume")
         assert_all_right(bench, frontend, 4)
+
+    def test_suspension_that_one_cannot_obey_is_given_up_for_all(self, make_fleet):
+        """The others are resumed, requests go on, and the operator learns which one could not."""
+        bench = make_fleet()
+        frontend = bench.frontend()
+        start_on_all(bench, frontend)
+        one, two = bench.links["one:1"], bench.links["two:1"]
+        two.runner.refuses_to_suspend = OutOfMemory("full")
+        query = frontend.ask("suspend", b'{"kv_mode":2}')
+        bench.turn()
+        hold(bench, is_holding=False)
+        bench.until(lambda: query in frontend.replies)
+        error = frontend.replies[query].error
+        assert ("OUT_OF_MEMORY", True) == (error.reason, "two:1" in error.message)
+        assert_all_right(bench, frontend, 4)
+        assert [Suspend(kv_mode=KvMode.OFFLOAD), Resume()] == one.runner.commands
+        assert [] == two.runner.commands
 
     def test_drain_gives_every_executor_back(self, make_fleet):
         """After a drain no link is left that would hold an executor."""

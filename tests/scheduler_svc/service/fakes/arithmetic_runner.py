@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler_svc.core.request.geometry import ExecutorGeometry
-from tandem.errors import SessionLost
+from tandem.errors import SessionLost, TandemError
 from tandem.link.batch import ROW_SAMPLES, Batch
 from tandem.link.commands import Resume, Step, Suspend
 from tandem.link.results import StepResult
@@ -54,6 +54,7 @@ class ArithmeticRunner:
         self._tokens: dict[int, list[int]] = {}
         self.num_steps = 0
         self.commands: list[Suspend | Resume] = []
+        self.refuses_to_suspend: TandemError | None = None
 
     def reset(self) -> None:
         """Start a session."""
@@ -66,9 +67,12 @@ class ArithmeticRunner:
 
         Raises:
             SessionLost: The batch or the hash is wrong.
+            TandemError: `refuses_to_suspend` is set, and the step is to suspend.
         """
         batch = step.command
         if not isinstance(batch, Batch):
+            if isinstance(batch, Suspend) and self.refuses_to_suspend is not None:
+                raise self.refuses_to_suspend
             self.commands.append(batch)
             batch = Batch()
         elif self.commands and isinstance(self.commands[-1], Suspend):

@@ -21,7 +21,7 @@ from tandem.link.codec.wire import decode_request, decode_response, encode_respo
 from tandem.link.commands import Step
 from tandem.link.executor_end import ExecutorEnd
 from tandem.link.refusal import refused_batch
-from tandem.link.results import StepResult, StepTimings
+from tandem.link.results import StepFailed, StepResult, StepTimings
 from tandem.link.session import Attach, Heartbeat, SchedulerId
 from tandem.sampling_params import SamplingParams
 from tandem.status import PeerUnavailable
@@ -202,6 +202,9 @@ class FakeLink:
             except SessionLost as error:
                 self._refuse(refused_batch(error, step.step_id))
                 return
+            except TandemError as error:
+                self._fail(step, error)
+                return
             result = replace(computed, timings=timings, graph=self.graph)
             raw = encode_response(result)
             if self.end.complete(step.session_epoch, step.step_id, raw):
@@ -252,6 +255,18 @@ class FakeLink:
         self._is_refusing = True
         self._pending.clear()
         self.cut(error)
+
+    def _fail(self, step: Step, error: TandemError) -> None:
+        """End the session for a step that failed as a whole; later steps come to nothing."""
+        self._is_refusing = True
+        self._pending.clear()
+        failure = StepFailed(
+            boot_id=self.runner.boot_id,
+            step_id=step.step_id,
+            reason=error.reason,
+            message=error.message,
+        )
+        self.post(StreamMessage(stream=self._stream, message=failure))
 
     def _broken(self, error: TandemError) -> None:
         self._events.append(StreamBroken(stream=self._stream, error=error))

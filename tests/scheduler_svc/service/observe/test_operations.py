@@ -4,6 +4,7 @@ import pytest
 
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.ipc import snapshot
+from tandem.errors import OutOfMemory
 from tandem.link.commands import KvMode, Resume, Suspend
 from tandem.link.results import StepTimings
 from tests.scheduler_svc.service.fakes.arithmetic_runner import expected_outputs
@@ -111,6 +112,38 @@ class TestOperators:
         )
         assert expected_outputs(PROMPT, 40) == frontend.tokens[1]
         assert expected_outputs([9], 3) == frontend.tokens[2]
+
+    def test_suspension_that_the_executor_has_no_memory_for_is_given_up(self, bench):
+        """
+        The operator gets the executor's error, with its address; requests go on, and neither is
+        the suspension asked for again nor is a request or the size of a step to blame.
+        """
+        frontend = bench.frontend()
+        frontend.submit(1, PROMPT, 40)
+        bench.until(lambda: frontend.tokens.get(1))
+        bench.link.runner.refuses_to_suspend = OutOfMemory("the host has 1 GiB of free memory")
+        argument = snapshot.encode_json(snapshot.SuspendArgument(KvMode.OFFLOAD.value))
+        error = bench.reply(frontend, "suspend", argument).error
+        assert ("OUT_OF_MEMORY", True) == (error.reason, "fake:1" in error.message)
+        assert "the host has 1 GiB of free memory" in error.message
+        bench.until(lambda: 1 in frontend.ended)
+        assert expected_outputs(PROMPT, 40) == frontend.tokens[1]
+        stats = snapshot.decode_stats(bench.reply(frontend, "stats").result)
+        assert (1, False) == (stats.executor_losses, stats.suspended)
+        assert (0, 0) == (stats.suspected_requests, stats.out_of_memory_steps)
+        assert [] == bench.link.runner.commands
+
+    def test_suspension_can_be_asked_for_again_after_it_was_given_up(self, bench):
+        """
+        A refusal leaves nothing behind: the next suspension is sent, and obeyed.
+        """
+        frontend = bench.frontend()
+        argument = snapshot.encode_json(snapshot.SuspendArgument(KvMode.OFFLOAD.value))
+        bench.link.runner.refuses_to_suspend = OutOfMemory("full")
+        assert bench.reply(frontend, "suspend", argument).error is not None
+        bench.link.runner.refuses_to_suspend = None
+        assert bench.reply(frontend, "suspend", argument).error is None
+        assert [Suspend(kv_mode=KvMode.OFFLOAD)] == bench.link.runner.commands
 
     def test_nobody_can_be_suspended_without_an_executor(self, make_bench):
         """Suspending is refused before an executor is attached, and resuming does nothing."""

@@ -164,7 +164,9 @@ class AdminServiceServicer:
         the executor has done it, after the steps under way. Idempotent: a call while suspended changes nothing,
         whatever kv_mode says. An executor that is started again is suspended again. The call's deadline ends the wait, not
         the suspension. Errors: INVALID_ARGUMENT, UNAVAILABLE (NO_EXECUTOR) while no executor is attached, UNAVAILABLE
-        (EXECUTOR_LOST) where it does not answer, UNAVAILABLE (CORE_TIMEOUT) where the core does not answer.
+        (EXECUTOR_LOST) where it does not answer, UNAVAILABLE (CORE_TIMEOUT) where the core does not answer, and the
+        executor's own error, such as FAILED_PRECONDITION (OUT_OF_MEMORY) where its host has no room for OFFLOAD: then no
+        executor is suspended, and requests go on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
