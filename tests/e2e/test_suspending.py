@@ -37,6 +37,13 @@ def undisturbed(suspendable):
         ]
 
 
+@pytest.fixture
+def host_limit(suspendable):
+    """Yield the file that says how much memory the executor's host has left; remove it after."""
+    yield suspendable.host_limit
+    suspendable.host_limit.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def under_way(cluster, client, *prompts):
     """
@@ -58,7 +65,9 @@ def suspend(cluster, admin, mode):
     """Suspend, and let the executor end the steps that it holds once no more are planned."""
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(admin.suspend, mode)
-        wait_until(lambda: admin.stats().suspended, "a suspension that was asked for")
+        wait_until(
+            lambda: call.done() or admin.stats().suspended, "a suspension that was asked for"
+        )
         cluster.gate.open()
         call.result()
 
@@ -102,7 +111,7 @@ class TestSuspend:
         idle(suspendable)
 
     def test_a_suspension_that_the_host_has_no_room_for_is_refused(
-        self, suspendable, undisturbed, idle
+        self, suspendable, undisturbed, host_limit, idle
     ):
         """
         The operator learns what is short, where and what to do; requests go on with the tokens that
@@ -114,7 +123,7 @@ class TestSuspend:
             under_way(suspendable, client, *PROMPTS) as streams,
         ):
             losses = admin.stats().executor_losses
-            suspendable.host_limit.write_text("4096")
+            host_limit.write_text("4096")
             with pytest.raises(OutOfMemory, match="suspend with PERSIST or RECOMPUTE") as refused:
                 suspend(suspendable, admin, KvMode.OFFLOAD)
             assert suspendable.executor_address in refused.value.message
@@ -124,7 +133,6 @@ class TestSuspend:
             admin.suspend(KvMode.RECOMPUTE)
             assert admin.stats().suspended
             admin.resume()
-            suspendable.host_limit.unlink()
         idle(suspendable)
 
     def test_a_suspended_request_can_be_cancelled(self, suspendable, idle):
