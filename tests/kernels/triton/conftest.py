@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-INTERPRETED = not torch.cuda.is_available()
+from tests.triton_mode import INTERPRETED, choose_triton_mode
 
-if INTERPRETED:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a function is decorated, triton's own too
-    before = sys.modules.get("triton")
-    if before is not None and not before.knobs.runtime.interpret:
-        raise pytest.UsageError(
-            "triton was imported before TRITON_INTERPRET was set: give pytest tests/kernels first, "
-            "or set TRITON_INTERPRET=1"
-        )
-    import triton  # noqa: F401  # before anything else imports it in another mode
+choose_triton_mode()
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ MAX_REGISTERS = 255
 
 def _request(case: dict[str, object], num_rows: int) -> LaunchRequest:
     return LaunchRequest(
-        call="tests.kernels.triton.linear_launches:launch_linear",
+        call="tests.kernels.triton.linear.linear_launches:launch_linear",
         arguments={**case, "num_rows": num_rows, "split": num_rows <= 64},
     )
 
