@@ -1,4 +1,4 @@
-"""Frontend's end of the pipe to the core: sends requests and queries, sorts output to streams."""
+"""Frontend's end of the pipe to the core: sends requests and queries, hands output to streams."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import numpy as np
 import structlog
 import zmq
 
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.frontend.identity.identity import with_limits
-from scheduler_svc.frontend.stream.inbox import ChoiceInbox, Received, StreamInbox
-from scheduler_svc.frontend.stream.logprob_entries import logprob_entries
-from scheduler_svc.frontend.stream.shared_write import ItemBell, SharedWrite
-from scheduler_svc.frontend.stream.turns import StreamTurns
+from scheduler_svc.frontend.stream.inbox import Received, StreamInbox
+from scheduler_svc.frontend.stream.open_streams import OpenStreams
+from scheduler_svc.frontend.stream.shared_write import ItemBell
 from scheduler_svc.frontend.text.served_model import ServedModel
 from scheduler_svc.ipc.messages import (
     Accepted,
@@ -30,16 +28,14 @@ from scheduler_svc.ipc.messages import (
     Refused,
     Reply,
     StepSpan,
-    StreamLogprobs,
     Submit,
     Update,
     decode_from_core,
     encode,
 )
 from scheduler_svc.ipc.sockets import AsyncSocket
-from scheduler_svc.ipc.token_run import TokenRun
 from scheduler_svc.process.frontend_settings import FrontendSettings
-from tandem.errors import CoreTimeout, Draining, InternalError, TandemError
+from tandem.errors import CoreTimeout, Draining, TandemError
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -53,19 +49,18 @@ SWEEP_INTERVAL_S = 0.5
 PING_INTERVAL_S = 2.0
 LATE_AFTER_S = 6.0
 """Age of the core's last message, in seconds, at which it is late: it owes three answers then."""
-MAX_STREAM_ID = 2**32 - 1
 
 
 class CoreClient:
     """
     Client of the core. Owned by the event loop.
 
-    The reader only sorts messages into inboxes and never waits for a stream. Messages arrive only
-    while `run` is running; when it ends the core is gone.
+    The reader never waits for a stream. Messages arrive only while `run` is running; when it ends
+    the core is gone.
 
     Attributes:
         num_turns: Counter that grows as long as the event loop runs; read by the watch thread.
-        shared_writes: Streams of many requests each, whose clients must not stall.
+        streams: Streams that have a client now; they get what the core sends for them.
         on_step: Is called with each step whose span is to be made here.
     """
 
@@ -75,33 +70,18 @@ class CoreClient:
         self._settings = settings
         self._socket = socket
         self._clock = clock
-        self._inboxes: dict[int, StreamInbox] = {}
-        """Inboxes by the stream number of their choice 0."""
-        self._choices: dict[int, ChoiceInbox] = {}
-        """Inboxes of choices by stream number."""
-        self._turns = StreamTurns()
-        self._next_stream_id = 1
         self._query_ids = itertools.count(1)
         self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._sends: set[asyncio.Future[object]] = set()
         self._listeners: list[Callable[[], None]] = []
-        self._run: TokenRun | None = None
-        """Tokens of the last updates that were not delivered yet."""
-        self._num_fed = 0
-        """Number of deliveries of tokens to streams since the last pause."""
         self._last_message_s = clock()
         self._is_alive, self._is_late = True, False
         self._gone: TandemError | None = None
         self.num_turns = 0
-        self.shared_writes: set[SharedWrite] = set()
+        self.streams = OpenStreams(settings, clock)
         self.on_step: Callable[[StepSpan], None] = lambda _: None
         self.served = ServedModel()
         self.availability = Availability(executor_attached=False, ready=False, draining=False)
-
-    @property
-    def num_streams(self) -> int:
-        """Number of requests that have a client now."""
-        return len(self._inboxes)
 
     @property
     def refusal(self) -> TandemError | None:
@@ -167,33 +147,19 @@ class CoreClient:
         """
         if (refusal := self.refusal) is not None:
             raise refusal
-        stream_id = self._next_stream_id
-        self._next_stream_id += len(before)
-        if self._next_stream_id > MAX_STREAM_ID:
-            raise InternalError("this frontend ran out of stream numbers: restart it")
-        inbox = StreamInbox(
-            stream_id,
-            before=before,
-            with_logprobs=with_logprobs,
-            with_scores=with_scores,
-            max_pending_bytes=self._settings.max_pending_bytes,
-            now_s=self._clock(),
-            turns=self._turns,
-            bell=bell,
+        opened = self.streams.opened(
+            before, with_logprobs=with_logprobs, with_scores=with_scores, bell=bell
         )
-        self._inboxes[stream_id] = inbox
-        self._choices.update({choice.stream_id: choice for choice in inbox.choices})
-        try:
-            self._send(with_limits(make_submit(stream_id)))
-            yield inbox
-        finally:
-            del self._inboxes[stream_id]
-            for choice in inbox.choices:
-                del self._choices[choice.stream_id]
-                if not choice.is_over:
-                    self.end(
-                        choice.stream_id, reason=FinishReason.CANCELLED, num_output_tokens=None
-                    )
+        with opened as inbox:
+            try:
+                self._send(with_limits(make_submit(inbox.choices[0].stream_id)))
+                yield inbox
+            finally:
+                for choice in inbox.choices:
+                    if not choice.is_over:
+                        self.end(
+                            choice.stream_id, reason=FinishReason.CANCELLED, num_output_tokens=None
+                        )
 
     def end(self, stream_id: int, *, reason: int, num_output_tokens: int | None) -> None:
         """Ask the core to end a choice; `reason` is a FinishReason number."""
@@ -246,9 +212,7 @@ class CoreClient:
         refuse new ones with it.
         """
         self._gone = error
-        for inbox in self._inboxes.values():
-            if not inbox.is_complete:
-                inbox.refuse(error)
+        self.streams.lose(error)
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(error)
@@ -273,19 +237,18 @@ class CoreClient:
                 except zmq.Again:
                     break
                 self._dispatch(decode_from_core(frame))
-            self._deliver_run()
+            self.streams.deliver_run()
             # Until these streams have sent their output they need no more, and the output of
             # several steps together costs little more than that of one.
-            pause_s = min(MAX_PAUSE_S, self._num_fed * SEND_S)
-            self._num_fed = 0
+            pause_s = min(MAX_PAUSE_S, self.streams.take_num_fed() * SEND_S)
             await asyncio.sleep(pause_s if pause_s > MIN_PAUSE_S else 0)
 
     def _dispatch(self, message: CoreMessage) -> None:
         match message:
             case Update():
-                self._apply(message)
+                self.streams.apply(message)
             case Accepted() | Refused():
-                self._answer(message)
+                self.streams.answer(message)
             case Reply():
                 reply = self._replies.get(message.query_id)
                 if reply is not None and not reply.done():
@@ -300,58 +263,6 @@ class CoreClient:
                 self.served.load(message, self._notify)
                 self._notify()
 
-    def _answer(self, message: Accepted | Refused) -> None:
-        inbox = self._inboxes.get(message.stream_id)
-        if inbox is None:
-            return
-        if isinstance(message, Accepted):
-            inbox.accept(message)
-        else:
-            inbox.refuse(message.as_error())
-
-    def _add_tokens(self, update: Update) -> None:
-        streams, tokens = update.token_stream, update.token
-        offsets = np.frombuffer(update.token_offset, np.int32)
-        if self._run is not None and self._run.try_extend(streams, offsets, tokens):
-            return
-        self._deliver_run()
-        self._run = TokenRun(streams, offsets, tokens)
-
-    def _add_logprobs(self, logprobs: StreamLogprobs) -> None:
-        for stream, offset, entry in logprob_entries(logprobs):
-            if choice := self._choices.get(stream):
-                choice.put_logprob(offset, entry)
-
-    def _deliver_run(self) -> None:
-        """Give streams the tokens that arrived and were not delivered yet."""
-        run, self._run = self._run, None
-        if run is None:
-            return
-        choices = self._choices
-        self._num_fed += run.num_streams
-        for stream_id, offset, token_ids in run.by_stream():
-            if choice := choices.get(stream_id):
-                choice.put_tokens(offset, token_ids)
-
-    def _apply(self, update: Update) -> None:
-        choices = self._choices
-        for logprobs in update.logprobs:
-            self._add_logprobs(logprobs)
-        if update.token:
-            self._add_tokens(update)
-        if not (update.progress or update.ended or update.failed):
-            return
-        self._deliver_run()
-        for progress in update.progress:
-            if choice := choices.get(progress.stream_id):
-                choice.put_progress(progress)
-        for end in update.ended:
-            if choice := choices.get(end.stream_id):
-                choice.put_end(end)
-        for failed in update.failed:
-            if choice := choices.get(failed.stream_id):
-                choice.put_failure(failed.as_error())
-
     async def _sweep(self) -> None:
         next_ping_s = 0.0
         now_s = self._clock()
@@ -362,15 +273,10 @@ class CoreClient:
             now_s = self._clock()
             late_s = now_s - expected_s
             if late_s > SWEEP_INTERVAL_S:
-                self._forgive(late_s, now_s)
-            for inbox in list(self._inboxes.values()):
-                inbox.sweep(
-                    now_s,
-                    stall_deadline_s=self._settings.stall_deadline_s,
-                    progress_interval_s=self._settings.progress_interval_s,
-                )
-            for write in list(self.shared_writes):
-                write.sweep(now_s, stall_deadline_s=self._settings.stall_deadline_s)
+                # Time in which this process stood still counts for no timeout.
+                self._last_message_s = min(now_s, self._last_message_s + late_s)
+                self.streams.forgive(late_s)
+            self.streams.sweep(now_s)
             if now_s >= next_ping_s:
                 next_ping_s = now_s + PING_INTERVAL_S
                 self.tell("stats")
@@ -380,14 +286,6 @@ class CoreClient:
                 self._is_alive, self._is_late = state
                 _log.warning("core_liveness_changed", alive=self._is_alive, late=self._is_late)
                 self._notify()
-
-    def _forgive(self, seconds: float, now_s: float) -> None:
-        """Leave time in which this process stood still out of every timeout."""
-        self._last_message_s = min(now_s, self._last_message_s + seconds)
-        for inbox in self._inboxes.values():
-            inbox.forgive(seconds)
-        for write in self.shared_writes:
-            write.forgive(seconds)
 
     def _notify(self) -> None:
         for listener in self._listeners:

@@ -26,7 +26,7 @@ async def send_reports(core: CoreClient, index: int, failed_calls: Mapping[str, 
     """
     name = f"frontend-{index}"
     while True:
-        report = process_report(name, open_streams=core.num_streams, failed_calls=failed_calls)
+        report = process_report(name, open_streams=len(core.streams), failed_calls=failed_calls)
         # A core that is late or gone is told by liveness, and the next report has it all.
         with contextlib.suppress(TandemError):
             await core.query("report", encode_json(report))

@@ -155,7 +155,7 @@ class TestChoices:
         assert {(first, FinishReason.CANCELLED), (first + 2, FinishReason.CANCELLED)} == {
             (end.stream_id, end.reason) for end in ends
         }
-        assert 0 == frontend.client.num_streams
+        assert 0 == len(frontend.client.streams)
 
     async def test_choice_that_fails_ends_the_request(self, frontend, stub):
         """

@@ -45,7 +45,7 @@ class TestCancel:
             told.reason,
             told.num_output_tokens,
         )
-        await until(lambda: frontend.client.num_streams == 0)
+        await until(lambda: len(frontend.client.streams) == 0)
 
     async def test_cancel_before_acceptance_ends_in_the_core(self, frontend, stub):
         """
@@ -122,10 +122,10 @@ class TestSlowClient:
                 slow = stub.Generate(request())
                 stream_id = await frontend.core.accept()
                 await within(slow.read())
-                inbox = next(iter(frontend.client._inboxes.values()))
+                inbox = next(iter(frontend.client.streams._inboxes.values()))
                 await until(lambda: inbox._write_began_s is None)  # gRPC took the first message
-                frontend.client._settings = structs.replace(
-                    frontend.client._settings, stall_deadline_s=stall_deadline_s
+                frontend.client.streams._settings = structs.replace(
+                    frontend.client.streams._settings, stall_deadline_s=stall_deadline_s
                 )
                 most_pending = 0
                 for sent in range(0, NUM_FLOOD_TOKENS, 4000):
@@ -134,7 +134,7 @@ class TestSlowClient:
                     most_pending = max(most_pending, inbox.num_pending_bytes)
                 assert stream_id == (await within(frontend.core.ends.get())).stream_id
                 assert most_pending <= max_pending_bytes + 4 * 4000
-                await until(lambda: frontend.client.num_streams == 0)
+                await until(lambda: len(frontend.client.streams) == 0)
 
                 other = InferenceServiceStub(frontend.channel).Complete(
                     pb.CompleteRequest(request=request())

@@ -274,7 +274,7 @@ class TestStopString:
         assert (stream_id, FinishReason.STOP_STRING) == (told.stream_id, told.reason)
         assert "the end" in consumed
         assert "the end" not in TOKENIZER.decode(ids[: told.num_output_tokens - 1])
-        inbox = frontend.client._inboxes[stream_id]
+        inbox = frontend.client.streams._inboxes[stream_id]
         await frontend.core.tokens(stream_id, len(ids), ids_of("x"))
         await until(
             lambda: inbox.choices[0].num_received > len(ids) and not inbox._something._is_rung

@@ -57,7 +57,7 @@ class TestReadingAgain:
                 )
                 first = await frontend.core.accept()
                 await within(call.read())
-                inbox = next(iter(frontend.client._inboxes.values()))
+                inbox = next(iter(frontend.client.streams._inboxes.values()))
                 for choice in (0, 1):
                     await flood(frontend, first + choice, inbox, choice)
                 await until(lambda: inbox.num_pending_bytes > 0)
@@ -99,7 +99,7 @@ class TestStoppedFrontend:
                 call = stub.Generate(pb.GenerateRequest(token_ids={"ids": [5]}))
                 stream_id = await frontend.core.accept()
                 await within(call.read())
-                inbox = next(iter(frontend.client._inboxes.values()))
+                inbox = next(iter(frontend.client.streams._inboxes.values()))
                 await flood(frontend, stream_id, inbox, 0)
                 began_s = await until(lambda: inbox._write_began_s)
                 frontend.clock.lead_s = 1000.0

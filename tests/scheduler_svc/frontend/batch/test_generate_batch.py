@@ -115,7 +115,7 @@ class TestItems:
         expected = ["started", "delta", "finished", "done"]
         assert (expected, expected) == (stream.kinds(3), stream.kinds(8))
         assert ([72], [70, 71]) == (stream.ids(3), stream.ids(8))
-        await until(lambda: frontend.client.num_streams == 0)
+        await until(lambda: len(frontend.client.streams) == 0)
 
     async def test_half_close_without_items_ends_at_once(self, frontend):
         """
@@ -229,8 +229,8 @@ class TestCancel:
         ids = {await frontend.core.accept(), await frontend.core.accept()}
         stream.call.cancel()
         assert ids == {(await within(frontend.core.ends.get())).stream_id for _ in ids}
-        await until(lambda: frontend.client.num_streams == 0)
-        assert not frontend.client.shared_writes
+        await until(lambda: len(frontend.client.streams) == 0)
+        assert not frontend.client.streams._shared_writes
 
     @pytest.mark.slow
     async def test_deadline_covers_the_stream(self, frontend):
@@ -243,7 +243,7 @@ class TestCancel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stream.rest()
         assert grpc.StatusCode.DEADLINE_EXCEEDED == caught.value.code()
-        await until(lambda: frontend.client.num_streams == 0)
+        await until(lambda: len(frontend.client.streams) == 0)
 
 
 class TestRules:
@@ -275,7 +275,7 @@ class TestRules:
         await within(stream.call.write(message))
         error = await stream.failure()
         assert ("INVALID_PARAMETER", field) == (error.reason, error.field)
-        await until(lambda: frontend.client.num_streams == 0)
+        await until(lambda: len(frontend.client.streams) == 0)
 
     async def test_malformed_first_message_is_a_typed_error(self, frontend):
         """
@@ -309,7 +309,7 @@ class TestRules:
             )
             await finish(frontend, first, [70])
             await stream.until_over(1)
-            await until(lambda: frontend.client.num_streams == 1)
+            await until(lambda: len(frontend.client.streams) == 1)
             await stream.add(4)
             last = await frontend.core.accept()
             await finish(frontend, second, [71])
@@ -381,7 +381,7 @@ class TestSlowReader:
                 stream = Stream(channel)
                 await stream.add(1, 2)
                 greedy, modest = await frontend.core.accept(), await frontend.core.accept()
-                inboxes = frontend.client._inboxes
+                inboxes = frontend.client.streams._inboxes
                 sent = 0
                 while not inboxes[greedy].is_closed:
                     await frontend.core.tokens(greedy, sent, [270] * 4000)
@@ -414,8 +414,8 @@ class TestSlowReader:
                 stream = Stream(channel)
                 await stream.add(1)
                 stream_id = await frontend.core.accept()
-                inboxes = frontend.client._inboxes
-                (write,) = frontend.client.shared_writes
+                inboxes = frontend.client.streams._inboxes
+                (write,) = frontend.client.streams._shared_writes
                 for sent in range(0, 240_000, 4000):
                     await frontend.core.tokens(stream_id, sent, [270] * 4000)
                     await until(lambda sent=sent: inboxes[stream_id].choices[0].num_received > sent)
@@ -426,4 +426,4 @@ class TestSlowReader:
                     await asyncio.sleep(0.2)
                 write.sweep(began_s + 600.0, stall_deadline_s=600.0)
                 assert "SLOW_CONSUMER" == (await stream.failure()).reason
-                await until(lambda: frontend.client.num_streams == 0)
+                await until(lambda: len(frontend.client.streams) == 0)

@@ -90,7 +90,7 @@ class TestTenants:
             await submitted_tenant(secured),
         }
         stream.call.cancel()
-        await until(lambda: secured.client.num_streams == 0)
+        await until(lambda: len(secured.client.streams) == 0)
 
     async def test_priority_beyond_the_credentials_fails_the_item(self, secured):
         """
@@ -207,6 +207,6 @@ class TestMemory:
             for stream_id in ids[:16]:
                 await secured.core.tokens(stream_id, 0, [70] * 500)
             stream.call.cancel()
-            await until(lambda: secured.client.num_streams == 0)
-            assert not secured.client._inboxes
-            assert not secured.client.shared_writes
+            await until(lambda: len(secured.client.streams) == 0)
+            assert not secured.client.streams._inboxes
+            assert not secured.client.streams._shared_writes

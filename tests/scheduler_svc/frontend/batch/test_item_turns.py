@@ -179,7 +179,7 @@ class TestItems:
         streams = [Stream(frontend.channel) for _ in "12"]
         for stream in streams:
             await stream.add(*range(NUM_ITEMS))
-        await until(lambda: 2 * NUM_ITEMS == frontend.client.num_streams)
+        await until(lambda: 2 * NUM_ITEMS == len(frontend.client.streams))
         assert 2 * NUM_ITEMS == loop_turns.counts.total()
         assert 2 * BEGUN_PER_PIECE >= max(loop_turns.counts.values())
         for stream in streams:

@@ -38,7 +38,7 @@ async def test_output_that_comes_in_a_rest_is_merged(frontend, monkeypatch):
     await until(lambda: num_rests == 1)
     for offset, token in enumerate((70, 71, 72)):
         await frontend.core.tokens(stream_id, offset, [token])
-    inbox = frontend.client._inboxes[stream_id]
+    inbox = frontend.client.streams._inboxes[stream_id]
     await until(lambda: inbox.choices[0].num_received == 3)
     goes_on.set()
     await stream.read()

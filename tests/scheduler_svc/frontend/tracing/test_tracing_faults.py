@@ -102,7 +102,7 @@ class TestMemory:
                 await finish(frontend.core)
                 await rest_of(call)
                 del call
-                await until(lambda: frontend.client.num_streams == 0)
+                await until(lambda: len(frontend.client.streams) == 0)
                 await until(lambda: not traces())
             finally:
                 gc.enable()
