@@ -10,8 +10,8 @@ ROOT = Path(__file__).resolve().parents[3]
 COMPILED_BY = {
     "decode_rows._gather_rows_kernel": "row_wise/test_elementwise_compiled.py",
     "decode_rows._advance_rows_kernel": "row_wise/test_elementwise_compiled.py",
-    "linear.linear_kernel": "test_linear_compiled.py",
-    "linear.merge_kernel": "test_linear_compiled.py",
+    "linear.linear_kernel": "linear/test_linear_compiled.py",
+    "linear.merge_kernel": "linear/test_linear_compiled.py",
     "paged_attention.decode_kernel": "paged_attention/test_decode_compiled.py",
     "paged_attention.merge_kernel": "paged_attention/test_decode_compiled.py",
     "paged_attention.prefill_kernel": "paged_attention/test_prefill_compiled.py",
