@@ -52,6 +52,42 @@ except SystemExit as left:
     assert left.code in (None, 0), left.code
 """
 
+STUCK = """
+import sys, threading
+from tandem_client import cli
+from tandem_client.cli import app
+
+class Stuck:
+    def __del__(self):
+        threading.Event().wait()
+
+def run():
+    stuck = Stuck()
+    stuck.itself = stuck
+    sys.stdout.write("text")
+    sys.stdout.flush()
+    {end}
+
+app.main = run
+cli.main()
+"""
+FREED = """
+import sys
+from tandem_client import cli
+from tandem_client.cli import app
+
+class Freed:
+    def __del__(self):
+        sys.stdout.write("freed")
+
+def run():
+    freed = Freed()
+    sys.exit(3)
+
+app.main = run
+cli.main()
+"""
+
 
 class TestLoading:
     @pytest.mark.parametrize(
@@ -95,6 +131,36 @@ class TestLoading:
         )
 
         assert "" == outcome.stderr.strip()
+
+
+class TestInterrupted:
+    @pytest.mark.parametrize(
+        "end", ["sys.exit(130)", "raise KeyboardInterrupt", "sys.stdout = None; sys.exit(130)"]
+    )
+    def test_object_that_cannot_be_freed_holds_nothing_up(self, end):
+        """
+        A channel that a second Ctrl-C left half closed waits for ever when Python frees it: an
+        interrupted command leaves without that, with all its output and 130.
+        """
+        outcome = subprocess.run(
+            [sys.executable, "-c", STUCK.format(end=end)],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+        assert (130, "text", "") == (outcome.returncode, outcome.stdout, outcome.stderr)
+
+    def test_other_ends_are_as_python_has_them(self):
+        """
+        A command that was not interrupted keeps its own exit code and frees its objects.
+        """
+        outcome = subprocess.run(
+            [sys.executable, "-c", FREED], capture_output=True, text=True, check=False
+        )
+
+        assert (3, "freed") == (outcome.returncode, outcome.stdout)
 
 
 class TestPackage:
