@@ -144,6 +144,7 @@ class CoreClient:
         Raises:
             HandedOver: The core is gone.
             Draining: The service admits no new request.
+            InternalError: All stream numbers were used.
         """
         if (refusal := self.refusal) is not None:
             raise refusal

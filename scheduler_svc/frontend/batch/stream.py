@@ -108,14 +108,14 @@ class BatchStream:
         Raises:
             TandemError: The client sent what cannot be, is too slow, or the service ends.
         """
-        with self._serving.core.streams.watched(self._write):
-            self._begin(self._read(requests))
-            try:
+        self._begin(self._read(requests))
+        try:
+            with self._serving.core.streams.watched(self._write):
                 await self._send()
-            finally:
-                for task in self._tasks:
-                    task.cancel()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _begin(
         self, work: Coroutine[None, None, None], context: contextvars.Context | None = None

@@ -23,14 +23,14 @@ class OpenStreams:
     """
     Inboxes of the requests that have a client now. Owned by the event loop.
 
-    Sorting never waits for a stream. Tokens of consecutive steps are kept as one run, and reach the
-    inboxes with `deliver_run` or before whatever else there is for a stream.
+    Sorting never waits for a stream. Tokens of consecutive steps are kept as one run, which reaches
+    the inboxes with `deliver_run`, or before progress, ends and failures.
     """
 
     def __init__(self, settings: FrontendSettings, clock: Callable[[], float]) -> None:
         """
         Args:
-            settings: Limits of what waits for a client.
+            settings: Limits of what waits for a client, and intervals.
             clock: Returns the time in seconds.
         """
         self._settings = settings
@@ -159,7 +159,7 @@ class OpenStreams:
                 choice.put_tokens(offset, token_ids)
 
     def take_num_fed(self) -> int:
-        """Return how often a stream was given tokens since the last call."""
+        """Return how many streams' tokens were delivered since the last call."""
         num_fed, self._num_fed = self._num_fed, 0
         return num_fed
 
