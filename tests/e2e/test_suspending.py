@@ -65,10 +65,12 @@ def suspend(cluster, admin, mode):
     """Suspend, and let the executor end the steps that it holds once no more are planned."""
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(admin.suspend, mode)
-        wait_until(
-            lambda: call.done() or admin.stats().suspended, "a suspension that was asked for"
-        )
-        cluster.gate.open()
+        try:
+            wait_until(
+                lambda: call.done() or admin.stats().suspended, "a suspension that was asked for"
+            )
+        finally:
+            cluster.gate.open()
         call.result()
 
 

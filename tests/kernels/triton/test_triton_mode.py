@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[3]
 CHOICE = "from tests.triton_mode import choose_triton_mode; choose_triton_mode()"
 
 
@@ -17,6 +19,7 @@ def run_python(text):
     return subprocess.run(
         [sys.executable, "-c", text],
         env={**environment, "CUDA_VISIBLE_DEVICES": ""},
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
@@ -34,7 +37,7 @@ class TestTritonMode:
 
     def test_a_choice_that_comes_too_late_is_refused(self):
         """
-        The error says which folder has to choose earlier; nothing runs half interpreted.
+        The error says what has to choose earlier; nothing runs half interpreted.
         """
         found = run_python(f"import triton; {CHOICE}")
         assert found.returncode != 0

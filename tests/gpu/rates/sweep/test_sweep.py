@@ -15,6 +15,7 @@ import torch
 from kernels.linear.tuning import LinearTiles, cut
 from kernels.paged_attention.triton_prefill_tiles import INVARIANT_TILES, SHORT_ROWS, TileSize
 from kernels.paged_attention.tuning import DECODE_TILES, DecodeTuning
+from kernels.sampling.tuning import TILES as SAMPLING_TILES
 from kernels.sampling.tuning import SamplingTiles
 from tests.gpu.parts import EXIT_NO_DEVICE, ROOT
 from tests.gpu.rates.sweep import __main__ as sweep_command
@@ -205,11 +206,14 @@ class TestSource:
         Winners replace their entries, the others stay, and only their tables are written, file by file.
         """
         winner = replace(NOW, tile=32, max_registers=128, min_chunk=512, max_chunks=64)
-        text = sources({HEADS_128: winner})
-        names = {"DecodeTuning": DecodeTuning}
+        tiles = replace(SAMPLING_TILES[16], tile=256)
+        text = sources({Key("sampling", 16): tiles, HEADS_128: winner})
+        names = {"DecodeTuning": DecodeTuning, "SamplingTiles": SamplingTiles}
         exec(text, names)  # the source under test
         assert {**DECODE_TILES, (128, 2): winner} == names["DECODE_TILES"]
+        assert {**SAMPLING_TILES, 16: tiles} == names["TILES"]
         assert text.startswith("# kernels/paged_attention/tuning.py\nDECODE_TILES: dict[")
+        assert "\n\n# kernels/sampling/tuning.py\nTILES = {" in text
         assert max(map(len, text.splitlines())) <= 100
 
 
@@ -310,7 +314,8 @@ class TestCommand:
     @pytest.mark.parametrize("operation", TABLES)
     def test_candidates_are_checked_timed_and_judged(self, operation, tmp_path):
         """
-        Interpreted kernels are compared with their definitions and timed, and tables are written.
+        Interpreted kernels are compared with their definitions and timed, and the table is written;
+        of decodes the present entry alone.
         """
         path = tmp_path / "tables.py"
         most = "0" if operation == "decode" else "1"  # an interpreted decode takes seconds
@@ -327,5 +332,5 @@ class TestCommand:
         """
         After its limit a sweep names what it did not do, and ends.
         """
-        rows = sweep("--limit-s", "0", "--compile-only", "--most", "0", "--operation", "sampling")
-        assert [{"kind": "left out", "key": "sampling 16"}] == rows
+        rows = sweep("--limit-s", "0", "--compile-only", "--most", "0")
+        assert [{"kind": "left out", "key": str(key)} for key in TINY] == rows
