@@ -36,6 +36,7 @@ WITHOUT_A_DEVICE = (
     "test_elementwise_launches.py",  # likewise
     "test_prefill_tiles.py",  # computes nothing
     "test_warm_up.py",  # likewise
+    "test_triton_mode.py",  # hides the device
     "tests/kernels/triton/test_whole_model*.py",  # have the interpreter compute on the CPU
     "tests/kernels/triton/test_far_tensors.py",  # likewise
 )
