@@ -36,7 +36,7 @@ class DecoderWeights:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Destination of a stored tensor: rows of `rows`, in order or at `places`."""
+    """Destination of a stored tensor: rows of `rows`, in order or at `places`, on the CPU."""
 
     rows: Tensor
     places: Tensor | None = None
@@ -118,7 +118,8 @@ def _place(piece: Tensor, start: int, target: _Target) -> None:
     moved = piece.to(target.rows.device, target.rows.dtype)
     if moved.dim() < target.rows.dim():  # the file has one vector for all heads
         moved = moved[:, None].expand(-1, target.rows.shape[1])
-    target.rows.index_copy_(0, target.places[start : start + rows], moved)
+    places = target.places[start : start + rows].to(target.rows.device)
+    target.rows.index_copy_(0, places, moved)
 
 
 def allocate_weights(
@@ -218,30 +219,30 @@ def _layer_targets(own: ModelSizes, layer: LayerWeights) -> Iterator[tuple[str, 
             yield f"mlp.up_proj.{kind}", _Target(fused[own.intermediate_size :])
     head_dim, num_heads, num_kv_heads = own.head_dim, own.num_heads, own.num_kv_heads
     key_start, value_start = num_heads * head_dim, (num_heads + num_kv_heads) * head_dim
-    device = layer.qkv.device
     for kind, fused in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
         if fused is not None:
-            query_places = _pair_places(num_heads, head_dim, device)
-            key_places = _pair_places(num_kv_heads, head_dim, device)
+            query_places = _pair_places(num_heads, head_dim)
+            key_places = _pair_places(num_kv_heads, head_dim)
             yield f"self_attn.q_proj.{kind}", _Target(fused[:key_start], query_places)
             yield f"self_attn.k_proj.{kind}", _Target(fused[key_start:value_start], key_places)
             yield f"self_attn.v_proj.{kind}", _Target(fused[value_start:])
     if layer.qk_norm is not None:
-        places = _pair_places(1, head_dim, device)
+        places = _pair_places(1, head_dim)
         yield "self_attn.q_norm.weight", _Target(layer.qk_norm[:num_heads].T, places)
         yield "self_attn.k_norm.weight", _Target(layer.qk_norm[num_heads:].T, places)
 
 
-def _pair_places(num_heads: int, head_dim: int, device: torch.device) -> Tensor:
+def _pair_places(num_heads: int, head_dim: int) -> Tensor:
     """
     Return the new row of each stored row, so that pairs `(i, i + head_dim / 2)` of every head
-    become neighbours.
+    become neighbours. It is on the CPU: arithmetic on the meta device, with which files are
+    checked, makes PyTorch import its compiler, which takes seconds.
     """
-    in_head = torch.arange(head_dim, device=device).view(2, -1)
+    in_head = torch.arange(head_dim).view(2, -1)
     pair_first = torch.empty_like(in_head)
     pair_first[0] = in_head[0] * 2
     pair_first[1] = in_head[0] * 2 + 1
-    heads = torch.arange(num_heads, device=device) * head_dim
+    heads = torch.arange(num_heads) * head_dim
     return (heads[:, None] + pair_first.view(1, -1)).view(-1)
 
 

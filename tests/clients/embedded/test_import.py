@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.model_zoo import FAMILIES
+
 WATCH_TORCH = """
 import os, sys
 
@@ -23,6 +25,21 @@ print("imported", flush=True)
 InferenceEngine(model_dir="nowhere")
 """
 """Program that ends where PyTorch would be imported, and says how threads would wait then."""
+
+
+SERVE = """
+import sys
+from tandem_embedded import EngineConfig, GenerationParams, InferenceEngine
+
+asked = GenerationParams(
+    max_tokens=4, temperature=1.0, top_k=5, seed=0, frequency_penalty=0.5, logprobs=2
+)
+for model_dir in sys.argv[1:]:
+    with InferenceEngine(EngineConfig(), model_dir, num_threads=1) as engine:
+        assert engine.complete([5, 6, 7], asked).success
+print(sorted({"sympy", "torch._dynamo", "torch._inductor"} & set(sys.modules)))
+"""
+"""Program that serves a request with each model, and says what of a compiler it imported."""
 
 
 class TestImport:
@@ -45,3 +62,14 @@ class TestImport:
             check=False,
         )
         assert ["imported", expected] == outcome.stdout.split(), outcome.stderr
+
+    def test_serving_on_a_cpu_brings_in_no_compiler(self, tmp_path):
+        """
+        Loading a model of any family and serving it on a CPU imports neither PyTorch's compiler nor
+        sympy, which take as long as the rest of a start.
+        """
+        model_dirs = [build(tmp_path / name) for name, build in FAMILIES.items()]
+        outcome = subprocess.run(
+            [sys.executable, "-c", SERVE, *model_dirs], capture_output=True, text=True, check=False
+        )
+        assert outcome.stdout.strip() == "[]", outcome.stderr
