@@ -19,7 +19,7 @@ VOCAB = range(3, 250)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruthRequest:
-    """A prompt with resolved sampling; `temperature` 0 is greedy."""
+    """A prompt with resolved sampling; `temperature` 0 is greedy, `max_tokens` the output's length."""
 
     prompt: tuple[int, ...]
     temperature: float
@@ -34,12 +34,13 @@ class TruthRequest:
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
+    max_tokens: int = OUTPUT_LEN
 
     @property
     def params(self) -> GenerationParams:
         """Parameters for an embedded engine."""
         return GenerationParams(
-            max_tokens=OUTPUT_LEN,
+            max_tokens=self.max_tokens,
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
@@ -69,7 +70,7 @@ class TruthRequest:
             handle=handle,
             prompt=np.array(self.prompt, np.int32),
             sampling=self.row_sampling(choice),
-            max_tokens=OUTPUT_LEN,
+            max_tokens=self.max_tokens,
             stop_token_ids=frozenset(self.stop_token_ids),
             arrival_s=arrival_s,
             num_choices=num_choices,

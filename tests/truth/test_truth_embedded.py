@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -54,21 +55,37 @@ def serve(
     Serve a target that is submitted among neighbours; preempt it in the middle of its output if
     asked.
     """
+    (found,) = serve_targets(engine, [target], neighbours=neighbours, preempted=preempted)
+    return found
+
+
+def serve_targets(
+    engine: InferenceEngine,
+    targets: Sequence[TruthRequest],
+    *,
+    neighbours: tuple[TruthRequest, ...] = (),
+    preempted: bool = False,
+) -> list[CompletedRequest]:
+    """
+    Serve targets together, submitted among neighbours; preempt each in the middle of its output if
+    asked.
+    """
     for neighbour in neighbours[::2]:
         engine.submit_request(list(neighbour.prompt), neighbour.params)
-    target_id = engine.submit_request(list(target.prompt), target.params)
+    ids = [engine.submit_request(list(target.prompt), target.params) for target in targets]
     for neighbour in neighbours[1::2]:
         engine.submit_request(list(neighbour.prompt), neighbour.params)
     finished: dict[int, CompletedRequest] = {}
-    to_preempt = preempted
+    to_preempt = set(ids) if preempted else set()
     while engine.has_pending_work():
-        if to_preempt and len(engine.output_tokens(target_id)) >= PREEMPT_AFTER:
-            engine.preempt(target_id)
-            to_preempt = False
+        for target_id in sorted(to_preempt):
+            if len(engine.output_tokens(target_id)) >= PREEMPT_AFTER:
+                engine.preempt(target_id)
+                to_preempt.remove(target_id)
         finished |= {request.request_id: request for request in engine.step()}
     assert not to_preempt
     assert all(request.success for request in finished.values())
-    return finished[target_id]
+    return [finished[target_id] for target_id in ids]
 
 
 def hugging_face_greedy(model_dir: Path) -> list[int]:
@@ -143,18 +160,24 @@ class TestEveryWayOfServing:
     @pytest.mark.parametrize("block_size", BLOCK_SIZES)
     def test_every_way_gives_equal_tokens(self, model_dir, references, block_size):
         """
-        Every combination of block size, chunks, neighbours and preemption changes no token.
+        Every combination of block size, chunks, neighbours and preemption changes no token: of a
+        target alone, and of both targets among the neighbours.
         """
         comparison = Comparison()
-        for chunked in (False, True):
+        for chunked, preempted in itertools.product((False, True), (False, True)):
             engine = build_engine(model_dir, block_size, chunked=chunked)
-            for name, mixed, preempted in itertools.product(TARGETS, (False, True), (False, True)):
-                neighbours = NEIGHBOURS if mixed else ()
-                found = serve(engine, TARGETS[name], neighbours=neighbours, preempted=preempted)
-                reference = references[name]
-                what = f"{name} {chunked=} {mixed=} {preempted=}"
+            found = [
+                *(serve(engine, target, preempted=preempted) for target in TARGETS.values()),
+                *serve_targets(
+                    engine, list(TARGETS.values()), neighbours=NEIGHBOURS, preempted=preempted
+                ),
+            ]
+            for reference, one in zip([*references.values()] * 2, found, strict=True):
                 comparison.check(
-                    reference.output_tokens, found.output_tokens, reference.margins, what
+                    reference.output_tokens,
+                    one.output_tokens,
+                    reference.margins,
+                    f"{chunked=} {preempted=}",
                 )
             assert 0 == engine.get_memory_stats().used_blocks
         comparison.assert_not_vacuous()

@@ -115,7 +115,7 @@ def options_of(request: TruthRequest) -> GenerateOptions:
     """Return the same request for a client."""
     return GenerateOptions(
         token_ids=list(request.prompt),
-        max_tokens=OUTPUT_LEN,
+        max_tokens=request.max_tokens,
         temperature=request.temperature,
         top_k=request.top_k,
         top_p=request.top_p,

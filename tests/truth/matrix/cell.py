@@ -27,7 +27,7 @@ from tests.truth.served import Output, add_logprobs
 
 LIMITS = EngineConfig(
     block_size=7,
-    max_num_blocks=76,
+    max_num_blocks=40,
     max_batch_size=8,
     max_model_len=256,
     max_total_tokens=64,

@@ -27,7 +27,12 @@ PLAIN = (*TARGETS.values(), PENALISED["greedy"], PENALISED["seeded"], NEIGHBOURS
 Requests of one choice: greedy and seeded, without and with penalties and log probabilities, and one
 whose prompt is longer than a step.
 """
-REQUESTS = [(FORKED, NUM_CHOICES), *((request, 1) for request in PLAIN)]
+NUM_TOKENS = 32
+"""Length of outputs; every token costs all ranks of a case dozens of collectives."""
+REQUESTS = [
+    (replace(request, max_tokens=NUM_TOKENS), num_choices)
+    for request, num_choices in ((FORKED, NUM_CHOICES), *((plain, 1) for plain in PLAIN))
+]
 """All of them with the number of their choices; all but the longest have the same prompt."""
 
 Reference = dict[TruthRequest, tuple[CompletedChoice, ...]]
