@@ -19,16 +19,8 @@ Zoo = Callable[[str], Path]
 
 STAGES = (1, 2)
 """Two stages of one rank each."""
-FAST = {"llama_tied_biased", "ministral_mixed", "qwen2_window", "qwen3"}
-"""Families that together have all kinds of layers, tables and biases."""
-FAST_ON_FOUR = {"llama_gqa_llama3_rope", "qwen3"}
-
-
-def cases(fast: set[str]) -> list[object]:
-    return [
-        pytest.param(name, marks=() if name in fast else pytest.mark.slow)
-        for name in model_zoo.FAMILIES
-    ]
+ON_FOUR = ["llama_gqa_llama3_rope", "llama_tied_biased", "ministral_mixed", "qwen2_window", "qwen3"]
+"""Families that together have all kinds of layers, tables and biases; on four processes."""
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +52,7 @@ class TestComparison:
 
 class TestTokens:
     @pytest.mark.slow
-    @pytest.mark.parametrize("family", cases(FAST))
+    @pytest.mark.parametrize("family", model_zoo.FAMILIES)
     def test_two_stages_give_the_bits_of_one(self, zoo: Zoo, ranks: RankPool, family: str):
         """
         Greedy and seeded tokens of every family, with penalties, biases, allowed ids and windows,
@@ -71,7 +63,7 @@ class TestTokens:
         assert [expected] * 2 == ranks.run_stages(STAGES, workload.answers, zoo(family))
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("family", cases(FAST_ON_FOUR))
+    @pytest.mark.parametrize("family", ON_FOUR)
     def test_stages_of_two_ranks_give_the_bits_of_two_ranks(
         self, zoo: Zoo, ranks: RankPool, family: str
     ):

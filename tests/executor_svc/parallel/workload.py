@@ -36,7 +36,8 @@ from tests.executor_svc.stepping import (
 )
 
 CPU = torch.device("cpu")
-NUM_TOKENS = 64
+NUM_TOKENS = 32
+"""Length of outputs; ranks wait for each other dozens of times in every token."""
 
 SEEDED = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, seed=2**63 + 5)
 REQUESTS = {
