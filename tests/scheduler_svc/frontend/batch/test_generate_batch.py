@@ -419,11 +419,10 @@ class TestSlowReader:
                 for sent in range(0, 240_000, 4000):
                     await frontend.core.tokens(stream_id, sent, [270] * 4000)
                     await until(lambda sent=sent: inboxes[stream_id].choices[0].num_received > sent)
-                await until(lambda: write.is_writing and inboxes[stream_id].num_pending_bytes)
-                began_s = -1.0
-                while not write.is_writing or write._began_s != began_s:  # gRPC's windows fill up
-                    began_s = write._began_s
+                inbox, pending = inboxes[stream_id], 0
+                while not write.is_writing or pending != inbox.num_pending_bytes:
+                    pending = inbox.num_pending_bytes  # until gRPC's windows are full
                     await asyncio.sleep(0.2)
-                write.sweep(began_s + 600.0, stall_deadline_s=600.0)
+                write.sweep(write._began_s + 600.0, stall_deadline_s=600.0)
                 assert "SLOW_CONSUMER" == (await stream.failure()).reason
                 await until(lambda: len(frontend.client.streams) == 0)
