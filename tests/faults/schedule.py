@@ -5,6 +5,7 @@ that the same storm can be run again.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -106,8 +107,8 @@ class Fault:
 
     Attributes:
         kind: Kind of the fault.
-        is_upward: True if a link fault hits the executor's messages, not the scheduler's; a coin
-            flip for others.
+        is_upward: True if a link fault hits the executor's messages, not the scheduler's; for
+            others one of two ways to act. It is so for every other fault of a kind.
         lasts_s: Seconds that it lasts; 0 for a fault that is over at once.
         wait_s: Seconds before it: for link faults since the fault before began, for others since
             tokens flow again.
@@ -133,20 +134,21 @@ def make_schedule(seed: int, kinds: Sequence[Kind], times: int) -> tuple[Fault, 
 
     Args:
         seed: Seed; the same one gives the same schedule.
-        kinds: Kinds of faults.
+        kinds: Kinds of faults; one that is there twice occurs twice as often.
         times: Number of faults of each kind.
     """
     source = random.Random(seed)
     order = [kind for kind in kinds for _ in range(times)]
     source.shuffle(order)
-    return tuple(_fault(kind, source) for kind in order)
+    ways = {kind: itertools.cycle(source.sample((False, True), 2)) for kind in dict.fromkeys(kinds)}
+    return tuple(_fault(kind, next(ways[kind]), source) for kind in order)
 
 
-def _fault(kind: Kind, source: random.Random) -> Fault:
+def _fault(kind: Kind, is_upward: bool, source: random.Random) -> Fault:
     shortest, longest = LASTING_S.get(kind, (0.0, 0.0))
     return Fault(
         kind=kind,
-        is_upward=source.random() < 0.5,
+        is_upward=is_upward,
         lasts_s=round(source.uniform(shortest, longest), 2),
         wait_s=1.0 if kind in LINK_KINDS else round(source.uniform(1.0, 1.4), 2),
         draw=source.getrandbits(32),
