@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import count
-from math import ceil
 
 import pytest
 
@@ -12,11 +11,7 @@ from tandem.errors import QueueFull
 from tests.scheduler_svc.core.harness import Rig, small_config
 
 NUM_BURST = 2000
-NUM_POLITE = 50
-
-
-def p99(values: list[int]) -> int:
-    return sorted(values)[ceil(0.99 * len(values)) - 1]
+NUM_POLITE = 20
 
 
 class Load:
@@ -51,10 +46,10 @@ class Load:
                 return first, num_steps
         raise AssertionError
 
-    def p99_of(self, num_requests: int) -> tuple[int, int]:
-        """Return the 99th percentiles over polite requests, each sent when the last has ended."""
+    def longest_of(self, num_requests: int) -> tuple[int, int]:
+        """Return the most steps of polite requests, each sent when the last has ended."""
         first, whole = zip(*(self.ask() for _ in range(num_requests)), strict=True)
-        return p99(list(first)), p99(list(whole))
+        return max(first), max(whole)
 
 
 class TestBurst:
@@ -67,13 +62,13 @@ class TestBurst:
     def test_a_polite_tenant_does_not_wait_behind_a_burst(self, policy, max_num_seqs):
         """
         Beside a burst of 2,000 requests, also where it fills the queue, all of a polite tenant's
-        requests succeed, and 99 of 100 take at most twice the steps that they take alone.
+        requests succeed, and none takes more than twice the steps that they take alone.
         """
         quiet = Load(tenant="polite", max_num_seqs=max_num_seqs, num_burst=0, policy=policy)
         busy = Load(tenant="polite", max_num_seqs=max_num_seqs, num_burst=NUM_BURST, policy=policy)
         assert (max_num_seqs < NUM_BURST) == (busy.num_refused > 0)
-        _, alone = quiet.p99_of(NUM_POLITE)
-        first, whole = busy.p99_of(min(NUM_POLITE, 8 if busy.num_refused else NUM_POLITE))
+        _, alone = quiet.longest_of(NUM_POLITE)
+        first, whole = busy.longest_of(min(NUM_POLITE, 8 if busy.num_refused else NUM_POLITE))
         assert whole <= 2 * alone
         assert first <= 8
         assert len(busy.rig.core.waiting_handles()) > 0, "the burst was over, which proves nothing"
