@@ -1,7 +1,7 @@
 """
 C++ kernels over tensors of more than 2**31 elements, next to the same numbers side by side.
 
-Each function is run in a process of its own, because a wrong address may end the process. Pages that
+The functions are run in a process of their own, because a wrong address may end the process. Pages that
 are never touched take no memory.
 """
 

@@ -1,7 +1,7 @@
 """
 Kernels over tensors of more than 2**31 elements, next to the same numbers side by side.
 
-Each function is run in a process of its own, because a wrong address may end the process. Pages that
+The functions are run in a process of their own, because a wrong address may end the process. Pages that
 are never touched take no memory. Where a launch would compute all elements of a large tensor, the
 kernel is launched over the few programs that the numbers need.
 """

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kernels.offsets.far_case import run_far_case
+from tests.kernels.offsets.far_case import run_far_cases
 
 
 @pytest.mark.slow
 class TestFarTensors:
-    @pytest.mark.parametrize(
-        "case",
-        [
+    def test_elements_behind_2_to_the_31_are_found(self):
+        """
+        Numbers more than 2**31 elements apart give what they give side by side.
+        """
+        interpreted = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+        run_far_cases(
+            "tests.kernels.triton.far_tensors",
             "products_of_far_rows",
             "products_to_far_rows",
             "products_by_far_parts",
@@ -19,11 +23,5 @@ class TestFarTensors:
             "patches_of_the_last_word",
             "edits_of_far_rows",
             "log_sums_of_far_rows",
-        ],
-    )
-    def test_elements_behind_2_to_the_31_are_found(self, case: str):
-        """
-        Numbers more than 2**31 elements apart give what they give side by side.
-        """
-        interpreted = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-        run_far_case("tests.kernels.triton.far_tensors", case, **interpreted)
+            **interpreted,
+        )
