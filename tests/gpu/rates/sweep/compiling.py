@@ -5,12 +5,12 @@ Triton's cache, so that none is compiled while others are timed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 from tests.gpu.rates.sweep.points import Point, kernel_sizes
-from tests.gpu.rates.sweep.tables import Tuning
+from tests.gpu.rates.sweep.tables import Key, Tuning
 from tests.kernels.triton.compiled import (
     MAX_SHARED_BYTES,
     CompiledKernel,
@@ -19,7 +19,22 @@ from tests.kernels.triton.compiled import (
 )
 
 _AT_ONCE = 8
-"""Launches for which a process is started: starting takes as long as compiling several."""
+"""Most launches for which a process is started: starting takes as long as compiling several."""
+
+
+Launches = list[list[CompiledKernel] | str]
+"""What was compiled for each launch of a candidate, or the compiler's message."""
+Outcomes = dict[tuple[Key, Tuning], Launches]
+"""Launches of the candidates of one process, by entry and tuning."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A tuning for an entry, and the points whose launches are to be compiled."""
+
+    key: Key
+    tuning: Tuning
+    points: tuple[Point, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,46 +61,54 @@ class Compiling:
         self._dtype = dtype
 
     def submit(
-        self, points: Sequence[Point], tunings: Sequence[Tuning]
-    ) -> list[Future[dict[Tuning, list[list[CompiledKernel] | str]]]]:
-        """Begin to compile candidates as they are launched at some points."""
-        distinct = {kernel_sizes(point): point for point in points}.values()
-        per_process = max(1, _AT_ONCE // len(distinct))
-        groups = [
-            tunings[first : first + per_process] for first in range(0, len(tunings), per_process)
-        ]
-        return [self._pool.submit(self._compile, tuple(distinct), group) for group in groups]
+        self, points: Mapping[Key, Sequence[Point]], tunings: Mapping[Key, Sequence[Tuning]]
+    ) -> dict[Key, list[Future[Outcomes]]]:
+        """
+        Begin to compile candidates of entries as they are launched at the entries' points, several
+        in a process, of the next entry too where there are few; return the processes' outcomes by
+        entry, in order.
+        """
+        groups: list[list[_Candidate]] = [[]]
+        for key, each in tunings.items():
+            distinct = tuple({kernel_sizes(point): point for point in points[key]}.values())
+            for tuning in each:
+                if sum(len(one.points) for one in groups[-1]) + len(distinct) > _AT_ONCE:
+                    groups.append([])
+                groups[-1].append(_Candidate(key, tuning, distinct))
+        found: dict[Key, list[Future[Outcomes]]] = {key: [] for key in tunings}
+        for group in filter(None, groups):
+            future = self._pool.submit(self._compile, group)
+            for key in dict.fromkeys(one.key for one in group):
+                found[key].append(future)
+        return found
 
     def close(self) -> None:
         """Forget what has not begun, and wait for what has."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _compile(
-        self, points: Sequence[Point], tunings: Sequence[Tuning]
-    ) -> dict[Tuning, list[list[CompiledKernel] | str]]:
+    def _compile(self, candidates: Sequence[_Candidate]) -> Outcomes:
         requests = [
             LaunchRequest(
                 call="tests.gpu.rates.sweep.work:launch",
                 arguments={
                     "point": asdict(point),
-                    "tuning": asdict(tuning),
+                    "tuning": asdict(one.tuning),
                     "dtype": self._dtype,
                 },
             )
-            for tuning in tunings
-            for point in points
+            for one in candidates
+            for point in one.points
         ]
         found = iter(try_launches(requests))
-        return {tuning: [next(found) for _ in points] for tuning in tunings}
+        return {(one.key, one.tuning): [next(found) for _ in one.points] for one in candidates}
 
 
-def results(
-    futures: Sequence[Future[dict[Tuning, list[list[CompiledKernel] | str]]]],
-) -> Iterator[tuple[Tuning, Compiled]]:
-    """Yield each candidate with its outcome, as processes end, in order."""
+def results(futures: Sequence[Future[Outcomes]], key: Key) -> Iterator[tuple[Tuning, Compiled]]:
+    """Yield each candidate of an entry with its outcome, as processes end, in order."""
     for future in futures:
-        for tuning, launches in future.result().items():
-            yield tuning, judge(launches)
+        for (entry, tuning), launches in future.result().items():
+            if entry == key:
+                yield tuning, judge(launches)
 
 
 def judge(launches: Sequence[Sequence[CompiledKernel] | str]) -> Compiled:

@@ -60,9 +60,7 @@ class Sweep:
             torch.AcceleratorError: A kernel broke the device's context; the rows before stand.
         """
         rounds = {key: first_round(key)[: self._most] for key in points}
-        begun = {
-            key: self._compiling.submit(points[key], tunings) for key, tunings in rounds.items()
-        }
+        begun = self._compiling.submit(points, rounds)
         winners: dict[Key, Tuning] = {}
         for key, shapes in points.items():
             if self._is_late():
@@ -75,7 +73,8 @@ class Sweep:
                 continue
             more = second_round(key, found.best)[: self._options.most]
             if more and not self._is_late():
-                usable = self._usable(key, shapes, self._compiling.submit(shapes, more))
+                again = self._compiling.submit(points, {key: more})
+                usable = self._usable(key, shapes, again[key])
                 later = self._round(key, list(seconds), usable, must_end=True)
                 both = {
                     point: {**times, **later.get(point, {})} for point, times in seconds.items()
@@ -112,7 +111,7 @@ class Sweep:
         usable = []
         checks = [] if self._options.compiles_only else check_points(shapes)
         works = {str(point): make_work(point, self._place) for point in checks}
-        for tuning, outcome in results(compiled):
+        for tuning, outcome in results(compiled, key):
             row: dict[str, object] = {"kind": "compiled", "key": str(key), **_settings(tuning)}
             row |= {"registers": outcome.registers, "shared_bytes": outcome.shared_bytes}
             problem = outcome.problem

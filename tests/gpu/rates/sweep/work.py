@@ -31,6 +31,11 @@ from tests.kernels.attention_error import UNIT
 BLOCK_SIZE = 16
 _RAGGED_FROM = 2
 _LOGIT_DEVIATION = 2.5
+_INTERPRETED_SPLITS = 2
+"""
+Most programs that share a row's chunks where they are interpreted: each takes milliseconds, and a
+tuning asks for thousands.
+"""
 Call = Callable[[], Tensor]
 
 
@@ -144,12 +149,18 @@ def _lengths(point: Point) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 class _Decode(_Attention):
+    def __init__(self, point: Point, place: Place, seed: int) -> None:
+        super().__init__(point, place, seed)
+        is_interpreted = place.device.type == "cpu" and place.draws
+        self.most_splits = _INTERPRETED_SPLITS if is_interpreted else None
+
     def call(self, tuning: DecodeTuning, num_splits: int | None = None) -> Call:
         shape = self.shape
         own = for_kv_heads(tuning, shape.num_kv_heads)
         length = self._there(self.buffers.sequences.seq_len)
         heads = {"num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads}
-        splits = num_splits or decode_splits(own, num_rows=len(length), **heads)
+        wanted = decode_splits(own, num_rows=len(length), **heads)
+        splits = num_splits or min(wanted, self.most_splits or wanted)
         return lambda: decode_attention(
             self.buffers.query,
             self.buffers.kv_cache,
