@@ -29,7 +29,7 @@ def accepted(cluster):
 class TestBurst:
     @pytest.mark.parametrize(
         ("num_calls", "num_connections"),
-        [(5_000, 10), (20_000, 40)],
+        [(1_000, 40), (8_000, 16)],
     )
     def test_every_call_is_served_or_refused_with_a_reason(self, small, num_calls, num_connections):
         """

@@ -23,7 +23,7 @@ _AT_ONCE = 8
 
 
 Launches = list[list[CompiledKernel] | str]
-"""What was compiled for each launch of a candidate, or the compiler's message."""
+"""Kernels of each launch of a candidate, or the compiler's message."""
 Outcomes = dict[tuple[Key, Tuning], Launches]
 """Launches of the candidates of one process, by entry and tuning."""
 
