@@ -166,18 +166,15 @@ class TestEveryWayOfServing:
         comparison = Comparison()
         for chunked, preempted in itertools.product((False, True), (False, True)):
             engine = build_engine(model_dir, block_size, chunked=chunked)
-            found = [
-                *(serve(engine, target, preempted=preempted) for target in TARGETS.values()),
-                *serve_targets(
-                    engine, list(TARGETS.values()), neighbours=NEIGHBOURS, preempted=preempted
-                ),
-            ]
-            for reference, one in zip([*references.values()] * 2, found, strict=True):
-                comparison.check(
-                    reference.output_tokens,
-                    one.output_tokens,
-                    reference.margins,
-                    f"{chunked=} {preempted=}",
-                )
+            targets = list(TARGETS.values())
+            found = {
+                "alone": [serve(engine, target, preempted=preempted) for target in targets],
+                "mixed": serve_targets(engine, targets, neighbours=NEIGHBOURS, preempted=preempted),
+            }
+            for way, completed in found.items():
+                for name, one in zip(TARGETS, completed, strict=True):
+                    own = references[name]
+                    what = f"{name} {way} {chunked=} {preempted=}"
+                    comparison.check(own.output_tokens, one.output_tokens, own.margins, what)
             assert 0 == engine.get_memory_stats().used_blocks
         comparison.assert_not_vacuous()
