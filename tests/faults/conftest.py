@@ -18,7 +18,7 @@ from tests.faults.workload.reference import make_reference
 
 SEED = int(os.environ.get("STORM_SEED", "7"))
 """Seed of every run, unless $STORM_SEED asks for that of a run that failed."""
-TIMES = int(os.environ.get("STORM_TIMES", "1"))
+TIMES = int(os.environ.get("STORM_TIMES", "2"))
 """Number of times that a storm injects each of its kinds, unless $STORM_TIMES asks for more."""
 
 

@@ -28,33 +28,27 @@ class TestLinkStorms:
         Connections that are reset, swallow packets, crawl, end within a frame or flip bits lose no
         token and no stream.
         """
-        done, _ = storm(BYTE_KINDS, times=2 * TIMES, link="bytes")
-        assert 6 * TIMES <= done.rig.proxies[0].ask("count")["done"]
+        done, _ = storm(BYTE_KINDS, link="bytes")
+        assert 3 * TIMES <= done.rig.proxies[0].ask("count")["done"]
 
     def test_unreachable_executor(self, storm):
         """
         Streams of an executor that no packet reaches for longer than lost_after_s go on at another
         one, and may come back to it.
         """
-        storm(
-            [Kind.UNREACHABLE],
-            times=2 * TIMES,
-            link="bytes",
-            num_executors=2,
-            scheduler=("--lost-after-s=3",),
-        )
+        storm([Kind.UNREACHABLE], link="bytes", num_executors=2, scheduler=("--lost-after-s=3",))
 
     def test_clients(self, storm):
         """
         A client gets the rest of a stream by asking for it after its connection is reset.
         """
-        done, _ = storm([Kind.CLIENT_RESET], times=2 * TIMES, has_client_proxy=True)
-        assert 2 * TIMES <= done.rig.client_proxy.ask("count")["done"]
+        done, _ = storm([Kind.CLIENT_RESET], has_client_proxy=True)
+        assert TIMES <= done.rig.client_proxy.ask("count")["done"]
 
     def test_messages(self, storm):
         """
         Step and result messages that are repeated, reordered, cut, changed or dropped lose no token
         and no stream.
         """
-        done, _ = storm(MESSAGE_KINDS, times=2 * TIMES, link="messages")
-        assert 10 * TIMES == done.rig.proxies[0].ask("count")["done"]
+        done, _ = storm(MESSAGE_KINDS, link="messages")
+        assert 5 * TIMES == done.rig.proxies[0].ask("count")["done"]

@@ -21,7 +21,7 @@ class TestProcessStorms:
         swapped for lack of blocks.
         """
         kinds = [
-            *(Kind.EXECUTOR_KILLED, Kind.EXECUTOR_KILLED),  # with its successor too, and without
+            Kind.EXECUTOR_KILLED,
             Kind.EXECUTOR_DRAINED,
             Kind.STEP_RAISES,
             Kind.OTHER_WEIGHTS,
@@ -53,11 +53,11 @@ class TestProcessStorms:
         An executor that stops for less than lost_after_s turns readiness off and on again each
         time, and computes nothing twice.
         """
-        done, lines = storm([Kind.EXECUTOR_PAUSED], times=2 * TIMES)
+        done, lines = storm([Kind.EXECUTOR_PAUSED])
         assert 0 == lines[0].recomputed_tokens
         assert 1 == count(done.rig.logs(), "session_opened")
         assert done.rig.stats().steps == done.rig.executors[0].num_steps()
-        assert 2 * TIMES <= done.readiness.num_times_off()
+        assert TIMES <= done.readiness.num_times_off()
 
     def test_server(self, storm):
         """

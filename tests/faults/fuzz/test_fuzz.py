@@ -8,10 +8,10 @@ from tests.faults.fuzz.__main__ import HTTP, OPENAPI, TCP, find_problems, run_ki
 from tests.faults.fuzz.cases import KINDS
 from tests.faults.fuzz.services import Services
 
-CASES = 1_200
-"""Cases of each kind: with those of the page of the API more than 6,000 in all."""
-PAGE_CASES = 90
-"""Cases of the page of the API: 6 of each operation that are valid, and as many that are not."""
+CASES = 2_500
+"""Cases of each kind: with those of the page of the API more than 10,000 in all."""
+PAGE_CASES = 150
+"""Cases of the page of the API: 10 of each operation that are valid, and as many that are not."""
 
 
 @pytest.fixture(scope="module")
